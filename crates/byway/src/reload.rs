@@ -403,7 +403,7 @@ fn summary(old: &[Served], new: &[Served]) -> Summary {
                 if resized {
                     summary.resized.push(name(served));
                 }
-                let reopened = before.volume.store_identity() != served.volume.store_identity();
+                let reopened = before.volume.open_epoch() != served.volume.open_epoch();
                 if reopened {
                     summary.reopened.push(name(served));
                 }
@@ -508,7 +508,7 @@ mod tests {
         let next = plan(&start.served, &specs, &OpenHere).unwrap();
         assert_eq!(names(&next.summary), ["", "", "", "", "disk"]);
         let (old, new) = (&start.served[0].volume, &next.served[0].volume);
-        assert!(!old.is_same(new) && old.store_identity() != new.store_identity());
+        assert!(!old.is_same(new) && old.open_epoch() != new.open_epoch());
         assert_eq!(names(&plan(&next.served, &specs, &OpenHere).unwrap().summary), ["", "", "", "", ""]);
         std::fs::remove_file(&file).unwrap();
         let error = plan(&next.served, &specs, &OpenHere).unwrap_err().to_string();
@@ -549,7 +549,7 @@ mod tests {
                 let next = plan(&start, &specs(&[format!("m={store}{new}")]), &OpenHere).unwrap();
                 let (before, after) = (&start[0].volume, &next.served[0].volume);
                 let case = format!("{store}{old} to {store}{new}");
-                assert!(after.is_same(before) && after.store_identity() == before.store_identity(), "{case}");
+                assert!(after.is_same(before) && after.open_epoch() == before.open_epoch(), "{case}");
                 assert_eq!(after.store().overlaps(before.store()), store.contains("mem"), "{case}");
                 assert_eq!(after.is_read_only(), new.contains("ro"), "{case}");
             }

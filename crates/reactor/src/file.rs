@@ -199,9 +199,9 @@ impl OpenFile {
 
     /// Names what the bytes lie in, the same however often it is opened, also by other processes: a file by its number and
     /// time of birth, a device by its number. 0 if that is not known; all simulated files have one name.
-    pub fn medium(&self) -> u64 {
+    pub fn backing_id(&self) -> u64 {
         match &self.backing {
-            Backing::Os(os) => medium(&os.fd, os.device).unwrap_or(0),
+            Backing::Os(os) => backing_id(&os.fd, os.device).unwrap_or(0),
             Backing::Sim(_) => 1,
         }
     }
@@ -225,8 +225,8 @@ impl OsFile {
     }
 }
 
-/// See [`OpenFile::medium`].
-fn medium(fd: &OwnedFd, device: bool) -> Option<u64> {
+/// See [`OpenFile::backing_id`].
+fn backing_id(fd: &OwnedFd, device: bool) -> Option<u64> {
     use rustix::fs::{AtFlags, StatxFlags, statx};
     let stat = statx(fd, c"", AtFlags::EMPTY_PATH, StatxFlags::INO | StatxFlags::BTIME).ok()?;
     let born = StatxFlags::from_bits_retain(stat.stx_mask).contains(StatxFlags::BTIME);

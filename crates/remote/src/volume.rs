@@ -63,7 +63,7 @@ pub struct RemoteInfo {
     /// Names the server process, if the contents go with it and it tells.
     pub process: Option<u64>,
     /// Names what the bytes lie in, where the wire tells it.
-    pub medium: Option<u64>,
+    pub backing_id: Option<u64>,
 }
 
 impl RemoteInfo {
@@ -168,7 +168,7 @@ impl Remote {
                     description: String::new(),
                     has_extents: true,
                     process: info.volatile.then_some(info.instance),
-                    medium: Some(info.medium).filter(|medium| *medium != 0),
+                    backing_id: Some(info.backing_id).filter(|backing_id| *backing_id != 0),
                 }
             }),
             Wire::Nbd(client) => client.session().map(|session| {
@@ -183,7 +183,7 @@ impl Remote {
                     description: description.to_owned(),
                     has_extents: rules.allocation_context.is_some(),
                     process: None,
-                    medium: None,
+                    backing_id: None,
                 }
             }),
         }

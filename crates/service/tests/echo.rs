@@ -71,19 +71,19 @@ impl Service for Echo {
             }
             _ => at.sessions.answer(at.fabric, call, Status::Malformed as u16, (&[], &[])),
         }
-        at.sessions.end_job(at.fabric, session);
+        at.sessions.end_request(at.fabric, session);
     }
 }
 
 impl Echo {
     fn reverse(&mut self, at: &mut At<'_>, call: CallRef, window: Descriptor, into: Frame) {
         let tag = self.reversing.insert((call, window)).to_u64();
-        at.sessions.begin_job(call.session);
+        at.sessions.begin_request(call.session);
         let from = Remote { window: window.get_key(), offset: 0 };
         if at.get(call.session, from, into, (ECHO, tag)).is_err() {
             self.reversing.remove(Slot::from_u64(tag));
             at.sessions.answer(at.fabric, call, BUSY, (&[], &[]));
-            at.sessions.end_job(at.fabric, call.session);
+            at.sessions.end_request(at.fabric, call.session);
         }
     }
 }

@@ -83,15 +83,15 @@ impl Claim {
         &self.file
     }
 
-    /// The name by which a server that has this file open tells what its volume lies in ([`OpenFile::medium`]): the same
+    /// The name by which a server that has this file open tells what its volume lies in ([`OpenFile::backing_id`]): the same
     /// name, the same file. `None` for a device, which many machines have by the same number (and which a copy does not
     /// empty first), and where the file system does not tell a file's birth.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn medium(&self) -> io::Result<Option<u64>> {
+    pub fn backing_id(&self) -> io::Result<Option<u64>> {
         let file = OpenFile::from_fd(self.file.try_clone()?.into(), FileOptions::default())?;
-        Ok(Some(file.medium()).filter(|medium| *medium != 0 && !file.is_device()))
+        Ok(Some(file.backing_id()).filter(|backing_id| *backing_id != 0 && !file.is_device()))
     }
 
     /// What it was when it was claimed.

@@ -192,10 +192,10 @@ impl Opened {
     }
 
     /// Names what a volume's bytes lie in, where its server tells it.
-    fn medium(&self) -> Option<u64> {
+    fn backing_id(&self) -> Option<u64> {
         match self {
             Self::File(_) => None,
-            Self::Remote(remote) => remote.info().medium,
+            Self::Remote(remote) => remote.info().backing_id,
         }
     }
 
@@ -395,8 +395,8 @@ fn find_path((from, source): (&Place, &Opened), to: &Path) -> Result<Option<Foun
         }
     }
     let claim = Claim::existing(to)?;
-    let medium = source.medium();
-    if medium.is_some() && medium == claim.medium()? {
+    let backing_id = source.backing_id();
+    if backing_id.is_some() && backing_id == claim.backing_id()? {
         return Ok(None);
     }
     Ok(Some(Found::Path { claim: Some(claim.alone()?) }))

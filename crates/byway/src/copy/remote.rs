@@ -58,8 +58,8 @@ impl RemoteEndpoint {
 /// volume that lives in its server's memory is another after each start of the server.
 pub(super) fn volume_identity(remote: &Remote, info: &RemoteInfo) -> String {
     let process = info.process.map_or_else(String::new, |process| format!(":{process:016x}"));
-    let medium = info.medium.map_or_else(String::new, |medium| format!("@{medium:016x}"));
-    format!("{}:{}{process}{medium}", remote.uri(), info.bytes)
+    let backing_id = info.backing_id.map_or_else(String::new, |backing_id| format!("@{backing_id:016x}"));
+    format!("{}:{}{process}{backing_id}", remote.uri(), info.bytes)
 }
 
 impl Endpoint for RemoteEndpoint {

@@ -6,7 +6,6 @@ pub mod client;
 mod engine;
 mod error;
 mod failures;
-mod health;
 mod identity;
 mod image_format;
 mod payload;
@@ -15,6 +14,7 @@ pub mod server;
 pub mod spec;
 mod store;
 mod stripe;
+mod sync_tracker;
 mod volume;
 pub mod wire;
 

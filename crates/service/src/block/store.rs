@@ -80,8 +80,8 @@ impl Opener for OpenHere {
     }
 }
 
-/// The medium of all stores that forget what is written.
-const NULL_MEDIUM: u64 = 2;
+/// The backing_id of all stores that forget what is written.
+const NULL_BACKING_ID: u64 = 2;
 
 /// An open store. A clone is over the same open files.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ pub struct Store {
     more_descriptions: Vec<Vec<Arc<OpenFile>>>,
     len: u64,
     block_bytes: u32,
-    medium: u64,
+    backing_id: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -190,11 +190,11 @@ impl Store {
         if len == 0 {
             return Err(OpenError::Stripe("every path must hold at least one chunk"));
         }
-        let medium = medium_of(&files);
+        let backing_id = backing_id_of(&files);
         let (locks, staging) = (Vec::new(), Vec::new());
         let more_descriptions = more_simulated(&files);
         let kind = Kind::Files { layout, files };
-        Ok(Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, medium })
+        Ok(Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, backing_id })
     }
 
     /// The first of its paths that no longer names the file that is open.
@@ -263,11 +263,11 @@ impl Store {
     pub fn open_file(file: Arc<OpenFile>) -> Self {
         let (len, block_bytes) = (file.len(), file.block_bytes());
         let files = vec![file];
-        let medium = medium_of(&files);
+        let backing_id = backing_id_of(&files);
         let more_descriptions = more_simulated(&files);
         let kind = Kind::Files { layout: Layout::SINGLE, files };
         let (paths, locks, staging) = (Vec::new(), Vec::new(), Vec::new());
-        Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, medium }
+        Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, backing_id }
     }
 
     /// The same store, staged in that memory: for memory that somebody else has opened.
@@ -297,13 +297,13 @@ impl Store {
     /// Reads as zeroes, forgets what is written.
     pub fn null(bytes: u64) -> Self {
         let (paths, locks, staging, more_descriptions) = Default::default();
-        let (kind, block_bytes, medium) = (Kind::Null, 1, NULL_MEDIUM);
-        Self { kind, paths, locks, staging, more_descriptions, len: bytes, block_bytes, medium }
+        let (kind, block_bytes, backing_id) = (Kind::Null, 1, NULL_BACKING_ID);
+        Self { kind, paths, locks, staging, more_descriptions, len: bytes, block_bytes, backing_id }
     }
 
-    /// Names what the bytes lie in ([`OpenFile::medium`]); of a stripe, the media in their order. 0 if that is not known.
-    pub fn medium(&self) -> u64 {
-        self.medium
+    /// Names what the bytes lie in ([`OpenFile::backing_id`]); of a stripe, the media in their order. 0 if that is not known.
+    pub fn backing_id(&self) -> u64 {
+        self.backing_id
     }
 
     /// The device memory that each of its files is staged in; empty where that is main memory.
@@ -333,12 +333,12 @@ impl Store {
 }
 
 /// One name for what several files are together.
-fn medium_of(files: &[Arc<OpenFile>]) -> u64 {
-    let media: Vec<u64> = files.iter().map(|file| file.medium()).collect();
-    if media.contains(&0) {
+fn backing_id_of(files: &[Arc<OpenFile>]) -> u64 {
+    let ids: Vec<u64> = files.iter().map(|file| file.backing_id()).collect();
+    if ids.contains(&0) {
         return 0;
     }
-    media.into_iter().reduce(|all, one| all.rotate_left(7).wrapping_mul(0x100_0000_01b3) ^ one).unwrap_or(0)
+    ids.into_iter().reduce(|all, one| all.rotate_left(7).wrapping_mul(0x100_0000_01b3) ^ one).unwrap_or(0)
 }
 
 fn stripe_layout(files: usize, chunk_bytes: u64) -> Result<Layout, OpenError> {

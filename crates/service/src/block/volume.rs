@@ -8,10 +8,10 @@ use super::changes::Changes;
 use super::engine::{Effect, Fault, Operation};
 use super::error::BlockError;
 use super::failures::{Failures, StoreFailure};
-use super::health::Health;
 use super::rate::Rate;
 use super::spec::{FaultEffect, FaultOperation, FaultRules};
 use super::store::{Kind, Store};
+use super::sync_tracker::SyncTracker;
 use byway_fabric::access::{Access, Identity, Right};
 
 /// What a volume promises besides its bytes.
@@ -43,7 +43,7 @@ pub struct Volume {
     identity: Arc<Loops>,
     /// The identities of volumes over the same files that this one replaced.
     replaced: Vec<Arc<Loops>>,
-    health: Arc<Health>,
+    sync_tracker: Arc<SyncTracker>,
     failures: Arc<Failures>,
     changes: Arc<Changes>,
     rate: Option<Arc<Rate>>,
@@ -76,9 +76,21 @@ impl Volume {
     pub fn new(name: impl Into<String>, store: Store, options: VolumeOptions) -> Self {
         let rate = options.rate_bytes_per_second.map(Rate::new).map(Arc::new);
         let fault_matches = matches_of(&options);
-        let (identity, health, failures, changes) = (Arc::default(), Health::new(), Arc::default(), Arc::default());
+        let (identity, sync_tracker, failures, changes) =
+            (Arc::default(), SyncTracker::new(), Arc::default(), Arc::default());
         let replaced = Vec::new();
-        Self { name: name.into(), options, store, identity, replaced, health, failures, changes, rate, fault_matches }
+        Self {
+            name: name.into(),
+            options,
+            store,
+            identity,
+            replaced,
+            sync_tracker,
+            failures,
+            changes,
+            rate,
+            fault_matches,
+        }
     }
 
     /// The same volume with its store in another size, or with other options: its clients go on.
@@ -97,7 +109,7 @@ impl Volume {
             store,
             identity: Arc::clone(&self.identity),
             replaced: self.replaced.clone(),
-            health: Arc::clone(&self.health),
+            sync_tracker: Arc::clone(&self.sync_tracker),
             failures: Arc::clone(&self.failures),
             changes: Arc::clone(&self.changes),
             rate,
@@ -119,7 +131,8 @@ impl Volume {
     #[must_use]
     pub fn reopened_by(&self, store: Store, options: VolumeOptions) -> Self {
         let overlaps = store.overlaps(&self.store);
-        let new = Self { health: Health::new(), failures: Arc::default(), ..self.replaced_by(store, options) };
+        let new =
+            Self { sync_tracker: SyncTracker::new(), failures: Arc::default(), ..self.replaced_by(store, options) };
         // Requests on other files are none of its business, however long they take.
         if overlaps { new } else { Self { replaced: Vec::new(), ..new } }
     }
@@ -138,7 +151,7 @@ impl Volume {
 
     /// Whether a flush has failed: what clients wrote may be lost, and flushes fail until the volume is opened anew.
     pub fn flush_failed(&self) -> bool {
-        self.health.flush_failed()
+        self.sync_tracker.flush_failed()
     }
 
     /// The last operation that the store failed, of all loops.
@@ -152,7 +165,7 @@ impl Volume {
         if failure.error.is_store_failure() && failure.error != BlockError::FlushFailed {
             self.failures.note(&self.name, failure);
         }
-        if self.health.flush_failed() {
+        if self.sync_tracker.flush_failed() {
             self.failures.note_failed_flush(&self.name);
         }
     }
@@ -165,8 +178,8 @@ impl Volume {
     /// Names the open files, unlike any others that any process has had open. Native clients are told, and write what they
     /// have not flushed again when it changes: into the new files, or into the same ones once they were opened anew, where
     /// it also makes up for a failed flush that the volume before knew of and this one does not.
-    pub fn store_identity(&self) -> u64 {
-        self.health.store_identity()
+    pub fn open_epoch(&self) -> u64 {
+        self.sync_tracker.open_epoch()
     }
 
     /// Its name.
@@ -260,8 +273,8 @@ impl Volume {
     }
 
     /// What is known of its open files.
-    pub(super) fn health(&self) -> &Arc<Health> {
-        &self.health
+    pub(super) fn sync_tracker(&self) -> &Arc<SyncTracker> {
+        &self.sync_tracker
     }
 
     /// Whether a sync of it may be told of bytes that were lost: memory loses none, and is not to pay for it.

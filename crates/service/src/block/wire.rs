@@ -113,7 +113,7 @@ pub struct OpenResult {
     pub store: U64,
     /// Names what the bytes lie in, the same for all server processes; 0 if that is not known. If it is another than in an
     /// earlier session, the name is now another volume's.
-    pub medium: U64,
+    pub backing_id: U64,
     /// Zero.
     pub reserved: [u8; 24],
 }
@@ -282,7 +282,7 @@ mod tests {
             block_bytes: U32::new(0x1413_1211),
             request_max: U32::new(0x1817_1615),
             store: U64::new(0x201f_1e1d_1c1b_1a19),
-            medium: U64::new(0x2827_2625_2423_2221),
+            backing_id: U64::new(0x2827_2625_2423_2221),
             reserved: [0; 24],
         };
         let golden: Vec<u8> = (1..=40).chain([0; 24]).collect();

@@ -24,7 +24,7 @@ pub struct Session {
     /// Payloads have checksums.
     pub checksum: bool,
     /// What services do for it and has not ended.
-    jobs: usize,
+    requests: usize,
     /// Frames that its requests hold at the stores, in bytes.
     held_bytes: usize,
     down: bool,
@@ -84,23 +84,23 @@ impl Sessions {
         self.answered
     }
 
-    /// Something is done for a session: the fabric does not forget it before [`Sessions::end_job`].
-    pub fn begin_job(&mut self, slot: SessionId) {
+    /// Something is done for a session: the fabric does not forget it before [`Sessions::end_request`].
+    pub fn begin_request(&mut self, slot: SessionId) {
         if let Some(session) = self.get_mut(slot) {
-            session.jobs += 1;
+            session.requests += 1;
         }
     }
 
-    /// It has ended.
-    pub fn end_job(&mut self, fabric: &mut Fabric, slot: SessionId) {
-        self.forget_job(slot);
+    /// A request has ended.
+    pub fn end_request(&mut self, fabric: &mut Fabric, slot: SessionId) {
+        self.forget_request(slot);
         self.release_if_done(fabric, slot);
     }
 
-    /// It has ended, while its session has not.
-    pub fn forget_job(&mut self, slot: SessionId) {
+    /// A request has ended, and its session has not.
+    pub fn forget_request(&mut self, slot: SessionId) {
         if let Some(session) = self.get_mut(slot) {
-            session.jobs -= 1;
+            session.requests -= 1;
         }
     }
 
@@ -214,7 +214,7 @@ impl Sessions {
             client: fabric.identity(slot).unwrap_or_default(),
             private: agreed.payload_checksum() || fabric.capabilities(slot).is_none_or(|wire| wire.secure),
             checksum: agreed.payload_checksum(),
-            jobs: 0,
+            requests: 0,
             held_bytes: 0,
             down: false,
             drained: false,
@@ -272,7 +272,7 @@ impl Sessions {
 
     /// Lets the fabric forget a session, once nothing of it is left.
     fn release_if_done(&mut self, fabric: &mut Fabric, slot: SessionId) {
-        if self.get(slot).is_some_and(|session| session.drained && session.jobs == 0) {
+        if self.get(slot).is_some_and(|session| session.drained && session.requests == 0) {
             self.table[slot.index as usize] = None;
             fabric.release(slot);
         }

@@ -258,7 +258,7 @@ impl Run {
     /// The server process and the store that clients are to end up with.
     fn place(&self) -> Option<(u64, u64)> {
         let serving = self.server.as_ref()?;
-        Some((serving.instance, serving.engine.volume(serving.volume)?.store_identity()))
+        Some((serving.instance, serving.engine.volume(serving.volume)?.open_epoch()))
     }
 
     /// Handles everything that is ready, in every loop.

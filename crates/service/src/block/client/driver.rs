@@ -72,7 +72,7 @@ pub struct VolumeInfo {
     pub store: u64,
     /// What the volume's bytes lie in, by a name that lasts as long as it does; 0 if the server does not know. Where it is
     /// another than before, all fails: the name is another volume's now.
-    pub medium: u64,
+    pub backing_id: u64,
 }
 
 /// What happened to a volume besides its requests.

@@ -34,9 +34,9 @@ use super::super::engine::ZeroFlags;
 use super::super::wire::CallError;
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
-/// Where acknowledged changes are until they are flushed. In another place they may be missing.
+/// Where acknowledged changes are until they are flushed. In another epoch they may be missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ServerEpoch {
     /// The server process.
     pub(super) instance: u64,
     /// The files that it has open for the volume.
@@ -131,9 +131,9 @@ pub(super) struct Machine<R, W> {
     own_flush: bool,
     /// Whether flushes make room in the log.
     room: Room,
-    place: Option<Place>,
+    epoch: Option<ServerEpoch>,
     /// What the volume's bytes lie in; 0 if that is not known.
-    medium: u64,
+    backing_id: u64,
     /// Why the server would not open the volume again, when it was asked last.
     refusal: Option<VolumeError>,
     connected: bool,
@@ -164,8 +164,8 @@ impl<R, W: Clone> Machine<R, W> {
             flushing: Vec::new(),
             own_flush: false,
             room: Room::ByFlush,
-            place: None,
-            medium: 0,
+            epoch: None,
+            backing_id: 0,
             refusal: None,
             connected: false,
             replaying: false,
@@ -291,29 +291,29 @@ impl<R, W: Clone> Machine<R, W> {
         self.operations.get_mut(id)
     }
 
-    /// A session is up and the volume open in it, over a medium by that name (0 if its server does not know).
-    pub(super) fn connected(&mut self, place: Place, medium: u64, volatile: bool) {
+    /// A session is up and the volume open in it, over a backing_id by that name (0 if its server does not know).
+    pub(super) fn connected(&mut self, epoch: ServerEpoch, backing_id: u64, volatile: bool) {
         if self.failed.is_some() {
             return;
         }
-        let other = self.place.is_some_and(|old| old != place);
+        let other = self.epoch.is_some_and(|old| old != epoch);
         if other && (self.volatile || volatile) {
             return self.fail(VolumeError::VolatileLost);
         }
-        // What was kept belongs to the old medium alone.
-        if self.medium != 0 && medium != 0 && medium != self.medium {
+        // What was kept belongs to the old backing_id alone.
+        if self.backing_id != 0 && backing_id != 0 && backing_id != self.backing_id {
             return self.fail(VolumeError::Replaced);
         }
         if other {
             self.room = Room::ByFlush;
         }
-        self.medium = medium;
+        self.backing_id = backing_id;
         self.refusal = None;
         self.volatile = volatile;
-        self.place = Some(place);
+        self.epoch = Some(epoch);
         self.connected = true;
         self.lost_since = None;
-        self.begin_replay(place);
+        self.begin_replay(epoch);
     }
 
     /// The session ended, and everything that was in flight with it.
@@ -406,7 +406,7 @@ impl<R, W: Clone> Machine<R, W> {
     /// The server would not open the volume. Before it ever did, that is its user's to judge; later, waiting may help
     /// against some refusals, as long as it would against silence.
     pub(super) fn refused(&mut self, error: CallError) {
-        if self.place.is_none() || self.failed.is_some() {
+        if self.epoch.is_none() || self.failed.is_some() {
             return;
         }
         self.refusal = Some(VolumeError::Refused(error));
@@ -418,7 +418,7 @@ impl<R, W: Clone> Machine<R, W> {
     /// TLS with the server has failed. A revoked certificate stays revoked; other reasons may be mended while the client waits, as
     /// long as it would against silence.
     pub(super) fn tls_failed(&mut self, error: TlsError) {
-        if self.place.is_none() || self.failed.is_some() {
+        if self.epoch.is_none() || self.failed.is_some() {
             return;
         }
         match error {

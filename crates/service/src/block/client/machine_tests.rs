@@ -11,13 +11,13 @@ use byway_reactor::Instant;
 
 use super::super::error::BlockError;
 use super::super::wire::CallError;
-use super::machine::{Kind, Machine, OpId, Place};
+use super::machine::{Kind, Machine, OpId, ServerEpoch};
 use super::request::{Answer, Bounds, Done, Request, VolumeError};
 
 const SECTORS: usize = 16;
 const BOUNDS: Bounds = Bounds { requests_max: 64, unflushed_bytes_max: 12 * 4096, lost_after: Duration::from_secs(10) };
 
-const FIRST: Place = Place { instance: 1, store: 1 };
+const FIRST: ServerEpoch = ServerEpoch { instance: 1, store: 1 };
 
 type Sectors = [u64; SECTORS];
 
@@ -45,12 +45,12 @@ struct Run {
     user: User,
     cache: Sectors,
     stable: Sectors,
-    /// A flush failed: no other works in this place.
+    /// A flush failed: no other works in this epoch.
     flush_failed: bool,
     /// What a failed flush covered: the kernel takes it for clean, and no later flush makes it durable.
     forgotten: [bool; SECTORS],
     reopened: usize,
-    place: Place,
+    epoch: ServerEpoch,
     connected: bool,
     /// Sent, and neither done nor answered.
     sent: Vec<OpId>,
@@ -70,7 +70,7 @@ impl Run {
             flush_failed: false,
             forgotten: [false; SECTORS],
             reopened: 0,
-            place: FIRST,
+            epoch: FIRST,
             connected: false,
             sent: Vec::new(),
             executed: Vec::new(),
@@ -163,8 +163,8 @@ impl Run {
         (self.flush_failed, self.forgotten) = (false, [false; SECTORS]);
         // The server's process ended, or it opened another store under the name.
         match self.below(2) {
-            0 => self.place.instance += 1,
-            _ => self.place.store += 1,
+            0 => self.epoch.instance += 1,
+            _ => self.epoch.store += 1,
         }
     }
 
@@ -173,7 +173,7 @@ impl Run {
         self.disconnect();
         self.reopened += usize::from(self.flush_failed);
         self.flush_failed = false;
-        self.place.store += 1;
+        self.epoch.store += 1;
     }
 
     fn send(&mut self) {
@@ -263,7 +263,7 @@ impl Run {
             93 => self.reopen(),
             _ if !self.connected => {
                 self.connected = true;
-                self.machine.connected(self.place, 1, false);
+                self.machine.connected(self.epoch, 1, false);
             }
             _ => {}
         }
@@ -281,7 +281,7 @@ impl Run {
                 self.reopen();
             }
             if !std::mem::replace(&mut self.connected, true) {
-                self.machine.connected(self.place, 1, false);
+                self.machine.connected(self.epoch, 1, false);
             }
             self.send();
             self.serve_one();
@@ -370,7 +370,7 @@ fn each_of_many_kept_changes_is_sent_again_in_order_and_none_is_searched_for() {
     let (mut now, mut answers, mut sent) = (0, 0, VecDeque::new());
     for (instance, limit) in [(2, CHANGES / 2), (3, u64::MAX)] {
         machine.disconnected(at(now));
-        machine.connected(Place { instance, ..FIRST }, 1, false);
+        machine.connected(ServerEpoch { instance, ..FIRST }, 1, false);
         sent.clear();
         let (mut next, mut went) = (0, 0);
         while !machine.settled() && went < limit {
@@ -411,9 +411,9 @@ fn back_at_a_server_that_has_the_later_change_both_are_sent_again_in_order() {
         let id = machine.next(at).unwrap();
         machine.complete(id, Ok(Answer::Unit), at);
     }
-    let mut versions = |place: Place, limit: usize| {
+    let mut versions = |epoch: ServerEpoch, limit: usize| {
         machine.disconnected(at);
-        machine.connected(place, 1, false);
+        machine.connected(epoch, 1, false);
         let mut sent = Vec::new();
         while sent.len() < limit
             && let Some(id) = machine.next(at)
@@ -423,7 +423,7 @@ fn back_at_a_server_that_has_the_later_change_both_are_sent_again_in_order() {
         }
         sent
     };
-    assert_eq!(versions(Place { instance: 2, ..FIRST }, 1), [1]);
+    assert_eq!(versions(ServerEpoch { instance: 2, ..FIRST }, 1), [1]);
     // The first one is not there, and would go over the second.
     assert_eq!(versions(FIRST, usize::MAX), [1, 2]);
     assert_eq!(versions(FIRST, usize::MAX), [0; 0], "both are there");
@@ -462,31 +462,31 @@ fn without_a_server_it_is_lost_after_the_limit() {
 
 #[test]
 fn a_volume_in_memory_is_lost_with_its_process_or_its_store() {
-    let elsewhere = [Place { instance: 2, ..FIRST }, Place { store: 2, ..FIRST }];
-    for (place, failed) in [(FIRST, None)].into_iter().chain(elsewhere.map(|at| (at, Some(VolumeError::VolatileLost))))
+    let elsewhere = [ServerEpoch { instance: 2, ..FIRST }, ServerEpoch { store: 2, ..FIRST }];
+    for (epoch, failed) in [(FIRST, None)].into_iter().chain(elsewhere.map(|at| (at, Some(VolumeError::VolatileLost))))
     {
         let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
         machine.connected(FIRST, 1, true);
         machine.disconnected(Instant::from_nanos(1));
-        machine.connected(place, 1, true);
+        machine.connected(epoch, 1, true);
         assert_eq!(machine.failed(), failed);
     }
 }
 
 #[test]
 fn a_volume_of_another_medium_is_given_up_unless_a_medium_is_not_known() {
-    let at = |place, media: [u64; 2]| {
+    let at = |epoch, ids: [u64; 2]| {
         let mut machine: Machine<(), ()> = Machine::new(BOUNDS, Instant::from_nanos(0));
-        machine.connected(FIRST, media[0], false);
+        machine.connected(FIRST, ids[0], false);
         machine.disconnected(Instant::from_nanos(1));
-        machine.connected(place, media[1], false);
+        machine.connected(epoch, ids[1], false);
         machine.failed()
     };
-    for place in [FIRST, Place { instance: 2, ..FIRST }, Place { store: 2, ..FIRST }] {
+    for epoch in [FIRST, ServerEpoch { instance: 2, ..FIRST }, ServerEpoch { store: 2, ..FIRST }] {
         for same in [[5, 5], [0, 5], [5, 0]] {
-            assert_eq!(at(place, same), None);
+            assert_eq!(at(epoch, same), None);
         }
-        assert_eq!(at(place, [5, 6]), Some(VolumeError::Replaced));
+        assert_eq!(at(epoch, [5, 6]), Some(VolumeError::Replaced));
     }
 }
 

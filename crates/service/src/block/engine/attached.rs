@@ -28,7 +28,7 @@ pub(super) struct Attached {
     pub(super) stages: Vec<Stage>,
     /// Files of the sizes that it had before: replies that are on their way may still name them.
     retired: Vec<File>,
-    pub(super) jobs: u32,
+    pub(super) in_flight: u32,
     detached: bool,
     /// See [`Volume::waits_for_replaced`].
     waits: bool,
@@ -49,8 +49,8 @@ impl Engine {
         let generation = self.generation;
         let counters = VolumeCounters::default();
         let retired = Vec::new();
-        let deferred = DeferredReplies::new(volume.health().new_place());
-        let (jobs, detached, waits, times) = (0, false, true, Box::default());
+        let deferred = DeferredReplies::new(volume.sync_tracker().new_owner());
+        let (in_flight, detached, waits, times) = (0, false, true, Box::default());
         let changes = volume.changes().join();
         let attached = Attached {
             generation,
@@ -60,7 +60,7 @@ impl Engine {
             more_descriptions,
             stages,
             retired,
-            jobs,
+            in_flight,
             detached,
             waits,
             deferred,
@@ -100,7 +100,7 @@ impl Engine {
 
     pub(super) fn drop_if_unused(&mut self, reactor: &mut Reactor, id: VolumeId) {
         let attached = &self.volumes[id.index as usize];
-        if attached.detached && attached.jobs == 0 {
+        if attached.detached && attached.in_flight == 0 {
             let attached = self.volumes.remove(id.index as usize);
             let more = attached.more_descriptions.into_iter().flatten();
             for file in attached.files.into_iter().chain(attached.retired).chain(more) {
@@ -174,7 +174,7 @@ impl Engine {
     pub fn counters(&self, id: VolumeId) -> VolumeCounters {
         self.attached(id).map_or_else(
             |_| VolumeCounters::default(),
-            |attached| VolumeCounters { in_flight: attached.jobs.into(), ..attached.counters },
+            |attached| VolumeCounters { in_flight: attached.in_flight.into(), ..attached.counters },
         )
     }
 

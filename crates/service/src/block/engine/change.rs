@@ -3,7 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Reactor};
 
-use super::{Engine, JobKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
+use super::{Engine, IoKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 
@@ -19,7 +19,7 @@ impl Engine {
 
     fn start_flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
         let attached = self.attached(id)?;
-        if attached.volume.health().flush_failed() {
+        if attached.volume.sync_tracker().flush_failed() {
             return Err(BlockError::FlushFailed);
         }
         let drops = cfg!(feature = "drop-flushes") || seeded::is(Bug::DroppedFlush);
@@ -28,9 +28,9 @@ impl Engine {
         }
         let files = attached.files.len();
         let request = Request { volume: id, operation: Operation::Flush, offset: 0, len: 0, tag };
-        let job = self.start_job(reactor, request, files, JobKind::Flush);
+        let io = self.start_io(reactor, request, files, IoKind::Flush);
         for file in 0..files {
-            self.start_sync(reactor, job, file, file);
+            self.start_sync(reactor, io, file, file);
         }
         Ok(Step::Later)
     }
@@ -69,10 +69,10 @@ impl Engine {
         }
         let ranges = layout.ranges(offset, len);
         let files = attached.files.clone();
-        let job = self.start_job(reactor, request, ranges.len(), JobKind::Trim);
+        let io = self.start_io(reactor, request, ranges.len(), IoKind::Trim);
         for (part, run) in ranges.into_iter().enumerate() {
             let op = Op::Allocate { file: files[run.file], mode: Allocate::Discard, offset: run.offset, len: run.len };
-            self.start_run(reactor, job, part, 0, op);
+            self.start_run(reactor, io, part, 0, op);
         }
         Ok(Step::Later)
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use byway_reactor::Instant;
 
-use super::job::Job;
+use super::in_flight_io::InFlightIo;
 use super::{Engine, Step, Tag, VolumeId};
 use crate::block::error::BlockError;
 use crate::limits::SLOW_MAX;
@@ -137,15 +137,15 @@ pub(super) struct SlowLog {
 }
 
 impl SlowLog {
-    pub(super) fn note(&mut self, job: &Job, now: Instant) {
-        let took = now.since(job.started);
+    pub(super) fn note(&mut self, io: &InFlightIo, now: Instant) {
+        let took = now.since(io.started);
         if self.limit.is_none_or(|limit| took <= limit) {
             return;
         }
         if self.kept.len() == SLOW_MAX {
             self.kept.pop_front();
         }
-        let Job { tag, operation, volume, offset, len, .. } = *job;
+        let InFlightIo { tag, operation, volume, offset, len, .. } = *io;
         self.kept.push_back(Slow { tag, operation, volume, offset, len, took });
     }
 }

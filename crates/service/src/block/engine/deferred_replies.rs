@@ -10,9 +10,9 @@ use std::time::Duration;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{File, Op, Reactor, Token};
 
-use super::job::RunState;
+use super::in_flight_io::RunState;
 use super::{Done, ENGINE_CLASS, Engine, VolumeId};
-use crate::block::health::{Description, Mark, Place, SyncUnderWay};
+use crate::block::sync_tracker::{Description, Mark, SyncOwner, SyncUnderWay};
 
 /// The tag of the timer that polls for the ends of other loops' syncs.
 pub(super) const TAG_POLL_SYNCS: u8 = 1;
@@ -26,7 +26,7 @@ const POLL_MAX: Duration = Duration::from_millis(2);
 pub(super) struct DeferredReplies {
     /// Jobs that succeeded, in order, by the description whose syncs they wait for and the newest of these syncs.
     answers: BTreeMap<Description, VecDeque<(Mark, usize)>>,
-    pub(super) place: Place,
+    pub(super) owner: SyncOwner,
     /// Whether the timer is set.
     is_polling: bool,
     /// The timer's next period.
@@ -35,7 +35,7 @@ pub(super) struct DeferredReplies {
 
 /// The state of the first of some replies.
 enum Front {
-    /// The job's reply can be sent.
+    /// The request's reply can be sent.
     Clear(usize),
     /// It waits for another description now, for a sync of this loop or another.
     Moved { by_other: bool },
@@ -44,50 +44,50 @@ enum Front {
 }
 
 impl DeferredReplies {
-    pub(super) fn new(place: Place) -> Self {
-        Self { answers: BTreeMap::new(), place, is_polling: false, pause: POLL_MIN }
+    pub(super) fn new(owner: SyncOwner) -> Self {
+        Self { answers: BTreeMap::new(), owner, is_polling: false, pause: POLL_MIN }
     }
 }
 
 impl Engine {
-    /// Syncs a file of the job's volume, by its place there.
-    pub(super) fn start_sync(&mut self, reactor: &mut Reactor, job: usize, part: usize, file: usize) {
-        let (sync, file) = self.begin_sync(job, file);
-        self.submit_run(reactor, RunState { job, part, len: 0, then_sync: None, sync, fault: None }, Op::Sync { file });
+    /// Syncs a file of the request's volume, by its place there.
+    pub(super) fn start_sync(&mut self, reactor: &mut Reactor, io: usize, part: usize, file: usize) {
+        let (sync, file) = self.begin_sync(io, file);
+        self.submit_run(reactor, RunState { io, part, len: 0, then_sync: None, sync, fault: None }, Op::Sync { file });
     }
 
     /// Counts a sync of a file; gives the description by which it is to be done.
-    pub(super) fn begin_sync(&mut self, job: usize, file: usize) -> (Option<SyncUnderWay>, File) {
-        let attached = &self.volumes[self.jobs[job].volume.index as usize];
+    pub(super) fn begin_sync(&mut self, io: usize, file: usize) -> (Option<SyncUnderWay>, File) {
+        let attached = &self.volumes[self.in_flight[io].volume.index as usize];
         if !attached.volume.syncs_can_fail() {
             return (None, attached.files[file]);
         }
         let more = &attached.more_descriptions[file];
-        let sync = attached.volume.health().begin_sync(attached.deferred.place, file, 1 + more.len());
+        let sync = attached.volume.sync_tracker().begin_sync(attached.deferred.owner, file, 1 + more.len());
         let by = sync.on().number().checked_sub(1).map_or(attached.files[file], |number| more[number]);
-        let synced = &mut self.jobs[job].synced;
+        let synced = &mut self.in_flight[io].synced;
         if let Err(place) = synced.binary_search(&sync.on()) {
             synced.insert(place, sync.on());
         }
         (Some(sync), by)
     }
 
-    /// Keeps a job that has ended if its answer must wait; [`Engine::release`] is to be asked next.
+    /// Keeps a request that has ended if its answer must wait; [`Engine::release`] is to be asked next.
     pub(super) fn hold_back(&mut self, at: usize) -> bool {
-        let job = &self.jobs[at];
-        if !job.says_durable() || seeded::is(Bug::AnswersNotHeld) {
+        let io = &self.in_flight[at];
+        if !io.says_durable() || seeded::is(Bug::AnswersNotHeld) {
             return false;
         }
-        let attached = &mut self.volumes[job.volume.index as usize];
+        let attached = &mut self.volumes[io.volume.index as usize];
         if !attached.volume.syncs_can_fail() {
             return false;
         }
-        let health = attached.volume.health();
-        if health.flush_failed() {
+        let tracker = attached.volume.sync_tracker();
+        if tracker.flush_failed() {
             return false;
         }
-        let mark = health.mark();
-        let Some((on, _)) = health.under_way_at(mark, job.synced.iter().copied()) else { return false };
+        let mark = tracker.mark();
+        let Some((on, _)) = tracker.under_way_at(mark, io.synced.iter().copied()) else { return false };
         attached.deferred.answers.entry(on).or_default().push_back((mark, at));
         true
     }
@@ -119,20 +119,20 @@ impl Engine {
     /// What becomes of the first of the answers that wait for syncs on a description. None if there is none.
     fn poll_front(&mut self, id: VolumeId, on: Description) -> Option<Front> {
         let attached = self.volumes.get_mut(id.index as usize).filter(|a| a.generation == id.generation)?;
-        let DeferredReplies { answers, place: here, pause, .. } = &mut attached.deferred;
+        let DeferredReplies { answers, owner: own, pause, .. } = &mut attached.deferred;
         let Some((mark, at)) = answers.get(&on)?.front().copied() else {
             answers.remove(&on);
             return None;
         };
         // Those before it in the order are clear by now.
-        let left = self.jobs[at].synced.iter().copied().filter(|other| *other >= on);
-        let Some((next, place)) = attached.volume.health().under_way_at(mark, left) else {
+        let left = self.in_flight[at].synced.iter().copied().filter(|other| *other >= on);
+        let Some((next, owner)) = attached.volume.sync_tracker().under_way_at(mark, left) else {
             answers.get_mut(&on)?.pop_front();
             *pause = POLL_MIN;
             return Some(Front::Clear(at));
         };
         // The end of one of its own asks again.
-        let by_other = place != *here;
+        let by_other = owner != *own;
         if next == on {
             return Some(Front::Waits { by_other });
         }

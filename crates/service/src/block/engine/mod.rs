@@ -9,7 +9,7 @@ mod change;
 mod count;
 mod deferred_replies;
 mod fault;
-mod job;
+mod in_flight_io;
 mod read;
 mod stage;
 mod times;
@@ -27,7 +27,7 @@ pub use self::count::{Operation, Slow, VolumeCounters};
 use self::deferred_replies::TAG_POLL_SYNCS;
 use self::fault::RunFault;
 pub(super) use self::fault::{Effect, Fault};
-use self::job::{Job, JobKind, RunState};
+use self::in_flight_io::{InFlightIo, IoKind, RunState};
 pub use self::times::{StoreTimes, TimeHistogram};
 use super::error::BlockError;
 use super::failures::StoreFailure;
@@ -169,7 +169,7 @@ pub struct ZeroFlags {
 pub struct Engine {
     volumes: Slab<Attached>,
     generation: u32,
-    jobs: Slab<Job>,
+    in_flight: Slab<InFlightIo>,
     runs: Slab<RunState>,
     slow: SlowLog,
     throttled_until: Option<Instant>,
@@ -186,7 +186,7 @@ impl Default for Engine {
         Self {
             volumes: Slab::new(),
             generation: 0,
-            jobs: Slab::new(),
+            in_flight: Slab::new(),
             runs: Slab::new(),
             slow: SlowLog::default(),
             throttled_until: None,
@@ -197,7 +197,7 @@ impl Default for Engine {
     }
 }
 
-/// A request, for its job.
+/// A request, as its I/O begins.
 #[derive(Clone, Copy)]
 struct Request {
     volume: VolumeId,
@@ -231,12 +231,12 @@ impl Engine {
 
     /// Whether so many requests are in flight that those which take no frame must wait, too.
     pub fn is_full(&self) -> bool {
-        self.jobs.len() >= JOBS_MAX
+        self.in_flight.len() >= JOBS_MAX
     }
 
     /// Requests in flight.
     pub fn in_flight(&self) -> usize {
-        self.jobs.len()
+        self.in_flight.len()
     }
 
     fn check(&self, id: VolumeId, offset: u64, len: u64, writes: bool) -> Result<&Attached, BlockError> {
@@ -254,18 +254,18 @@ impl Engine {
         Ok(attached)
     }
 
-    fn start_job(&mut self, reactor: &Reactor, request: Request, runs: usize, kind: JobKind) -> usize {
+    fn start_io(&mut self, reactor: &Reactor, request: Request, runs: usize, kind: IoKind) -> usize {
         debug_assert!(runs > 0, "nothing would ever end it");
         let Request { volume, operation, offset, len, tag } = request;
         let attached = &mut self.volumes[volume.index as usize];
-        attached.jobs += 1;
+        attached.in_flight += 1;
         let fault = attached.volume.fault(operation, offset, len);
         let started = reactor.now();
         let left = runs as u32;
         self.listing += usize::from(operation == Operation::Extents);
         let (error, part, synced) = (None, false, Vec::new());
         let change = operation.changes_bytes().then(|| attached.changes.begin());
-        self.jobs.insert(Job {
+        self.in_flight.insert(InFlightIo {
             tag,
             volume,
             operation,
@@ -282,19 +282,19 @@ impl Engine {
         })
     }
 
-    fn start_run(&mut self, reactor: &mut Reactor, job: usize, part: usize, len: usize, op: Op) {
-        let attached = &self.volumes[self.jobs[job].volume.index as usize];
-        let then_sync = match (&self.jobs[job].kind, &op) {
-            (JobKind::Write { durable: true }, Op::Write { file, .. }) if attached.volume.syncs_can_fail() => {
+    fn start_run(&mut self, reactor: &mut Reactor, io: usize, part: usize, len: usize, op: Op) {
+        let attached = &self.volumes[self.in_flight[io].volume.index as usize];
+        let then_sync = match (&self.in_flight[io].kind, &op) {
+            (IoKind::Write { durable: true }, Op::Write { file, .. }) if attached.volume.syncs_can_fail() => {
                 attached.files.iter().position(|known| known == file)
             }
             _ => None,
         };
-        self.submit_run(reactor, RunState { job, part, len, then_sync, sync: None, fault: None }, op);
+        self.submit_run(reactor, RunState { io, part, len, then_sync, sync: None, fault: None }, op);
     }
 
     fn submit_run(&mut self, reactor: &mut Reactor, mut run: RunState, op: Op) {
-        let (fault, op) = match self.jobs[run.job].fault {
+        let (fault, op) = match self.in_flight[run.io].fault {
             None => (None, op),
             Some(fault) => RunFault::put_in(fault, op, reactor.now()),
         };
@@ -316,56 +316,56 @@ impl Engine {
             return reactor.submit(op, completion.token);
         }
         let run = self.runs.remove(index);
-        let at = run.job;
-        let id = self.jobs[at].volume;
+        let at = run.io;
+        let id = self.in_flight[at].volume;
         let injected = run.fault.as_ref().and_then(|fault| fault.error).map_or(Ok(()), |error| Err(error.into()));
-        if matches!(self.jobs[at].kind, JobKind::Zero(_)) {
+        if matches!(self.in_flight[at].kind, IoKind::Zero(_)) {
             self.zero_went(reactor, at, &run, injected, &completion.outcome);
         } else {
-            let job = &mut self.jobs[at];
-            match (injected.and_then(|()| job.take(&run, completion.outcome)), run.then_sync) {
+            let io = &mut self.in_flight[at];
+            match (injected.and_then(|()| io.take(&run, completion.outcome)), run.then_sync) {
                 (Ok(()), Some(file)) => return self.sync_written(reactor, &run, file),
-                (Ok(()), None) => job.left -= 1,
+                (Ok(()), None) => io.left -= 1,
                 (Err(error), _) => {
-                    job.left -= 1;
-                    job.error.get_or_insert(error);
+                    io.left -= 1;
+                    io.error.get_or_insert(error);
                     self.note_failure(&run, error);
                 }
             }
         }
-        if let Some(slice) = self.jobs[at].slice_of(run.part) {
-            done.push(Done { tag: self.jobs[at].tag, outcome: Outcome::Slice(slice) });
+        if let Some(slice) = self.in_flight[at].slice_of(run.part) {
+            done.push(Done { tag: self.in_flight[at].tag, outcome: Outcome::Slice(slice) });
         }
         // Others may go on by that, and must find what was noted.
         if let Some(sync) = run.sync {
             sync.end();
         }
-        if self.jobs[at].left == 0 && !self.hold_back(at) {
+        if self.in_flight[at].left == 0 && !self.hold_back(at) {
             self.answer(reactor, at, done);
         }
         self.release(reactor, id, done);
     }
 
     fn note_failure(&self, run: &RunState, error: BlockError) {
-        run.note_failure(&self.volumes[self.jobs[run.job].volume.index as usize].volume, error);
+        run.note_failure(&self.volumes[self.in_flight[run.io].volume.index as usize].volume, error);
     }
 
-    /// A job's last operation has ended, and nothing is left to wait for.
+    /// A request's last operation has ended, and nothing is left to wait for.
     fn answer(&mut self, reactor: &mut Reactor, at: usize, done: &mut Vec<Done>) {
-        let job = self.jobs.remove(at);
+        let io = self.in_flight.remove(at);
         let now = reactor.now();
-        self.slow.note(&job, now);
-        let id = job.volume;
+        self.slow.note(&io, now);
+        let id = io.volume;
         let attached = &mut self.volumes[id.index as usize];
-        attached.jobs -= 1;
-        if let Some(number) = job.change {
+        attached.in_flight -= 1;
+        if let Some(number) = io.change {
             attached.changes.end(number);
         }
-        let (operation, offset, len) = (job.operation, job.offset, job.len);
-        let (job_started, part) = (job.started, job.part);
-        let told = job.is_told();
+        let (operation, offset, len) = (io.operation, io.offset, io.len);
+        let (job_started, part) = (io.started, io.part);
+        let told = io.fully_streamed();
         self.listing -= usize::from(operation == Operation::Extents);
-        let ended = job.end(&attached.volume);
+        let ended = io.end(&attached.volume);
         let error = ended.outcome.error();
         attached.times.note(operation, now.since(job_started));
         attached.counters.ended((operation, len, part), error);

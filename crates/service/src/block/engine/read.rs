@@ -2,9 +2,9 @@
 
 use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
-use super::job::SliceState;
+use super::in_flight_io::SliceState;
 use super::stage::{Stage, in_device};
-use super::{Engine, JobKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
+use super::{Engine, IoKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
@@ -77,7 +77,7 @@ impl Engine {
             match frames_for(pool, stages, layout.runs(offset, len as u64, longest)) {
                 Some(frames) => break frames,
                 // Where no end of anything would bring larger ones, small pieces must do.
-                None if (self.jobs.is_empty() || is_cut_up(pool, len))
+                None if (self.in_flight.is_empty() || is_cut_up(pool, len))
                     && longest / 2 >= self.piece_bytes_min(id) as u64 =>
                 {
                     longest /= 2;
@@ -91,12 +91,12 @@ impl Engine {
         let request = Request { volume: id, operation: Operation::Read, offset, len: len as u64, tag };
         let slices =
             if flags.sliced { slices(frames.iter().map(|(run, _)| run.len), self.slice_bytes) } else { Vec::new() };
-        let job = self.start_job(reactor, request, frames.len(), JobKind::Read { pieces, slices });
-        self.jobs[job].part = flags.part;
+        let io = self.start_io(reactor, request, frames.len(), IoKind::Read { pieces, slices });
+        self.in_flight[io].part = flags.part;
         for (part, (run, into)) in frames.into_iter().enumerate() {
             let len = run.len as usize;
             let op = Op::Read { file: files[run.file], offset: run.offset, into, start: 0, len };
-            self.start_run(reactor, job, part, len, op);
+            self.start_run(reactor, io, part, len, op);
         }
         Ok(Step::Later)
     }
@@ -120,10 +120,10 @@ impl Engine {
         let ranges = layout.ranges(offset, len);
         let files = attached.files.clone();
         let request = Request { volume: id, operation: Operation::Prefetch, offset, len, tag };
-        let job = self.start_job(reactor, request, ranges.len(), JobKind::Plain);
+        let io = self.start_io(reactor, request, ranges.len(), IoKind::Plain);
         for (part, run) in ranges.into_iter().enumerate() {
             let op = Op::Prefetch { file: files[run.file], offset: run.offset, len: run.len };
-            self.start_run(reactor, job, part, 0, op);
+            self.start_run(reactor, io, part, 0, op);
         }
         Ok(Step::Later)
     }
@@ -154,12 +154,12 @@ impl Engine {
         let runs: Vec<_> = layout.runs(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();
         let files = attached.files.clone();
         let wanted = runs.iter().map(|run| run.len).collect();
-        let kind = JobKind::Extents { parts: vec![None; runs.len()], wanted, count_max };
+        let kind = IoKind::Extents { parts: vec![None; runs.len()], wanted, count_max };
         let request = Request { volume: id, operation: Operation::Extents, offset, len, tag };
-        let job = self.start_job(reactor, request, runs.len(), kind);
+        let io = self.start_io(reactor, request, runs.len(), kind);
         for (part, run) in runs.into_iter().enumerate() {
             let op = Op::Extents { file: files[run.file], offset: run.offset, len: run.len, count_max };
-            self.start_run(reactor, job, part, 0, op);
+            self.start_run(reactor, io, part, 0, op);
         }
         Ok(Step::Later)
     }

@@ -5,8 +5,8 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Op, Reactor, Socket, Token};
 
 use super::attached::Attached;
-use super::job::RunState;
-use super::{Begun, ENGINE_CLASS, Engine, JobKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
+use super::in_flight_io::RunState;
+use super::{Begun, ENGINE_CLASS, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
 use crate::block::error::BlockError;
 use crate::block::failures::StoreFailure;
 use crate::block::store::Kind;
@@ -124,10 +124,10 @@ impl Engine {
                 Err(error) => return Err(failed_at_once(attached, reactor, request, error)),
             }
         }
-        let job = self.start_job(reactor, request, 1, JobKind::Write { durable });
-        self.jobs[job].part = true;
+        let io = self.start_io(reactor, request, 1, IoKind::Write { durable });
+        self.in_flight[io].part = true;
         let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
-        self.start_run(reactor, job, 0, len, op);
+        self.start_run(reactor, io, 0, len, op);
         Ok(Begun::Later)
     }
 
@@ -187,11 +187,11 @@ impl Engine {
         if left.is_empty() {
             return Ok(Step::Now(()));
         }
-        let job = self.start_job(reactor, request, left.len(), JobKind::Write { durable });
+        let io = self.start_io(reactor, request, left.len(), IoKind::Write { durable });
         for (part, (file, run, from)) in left.into_iter().enumerate() {
             let len = run.len as usize;
             let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
-            self.start_run(reactor, job, part, len, op);
+            self.start_run(reactor, io, part, len, op);
         }
         Ok(Step::Later)
     }
@@ -200,9 +200,9 @@ impl Engine {
     /// answer for both with one errno: an `ENOSPC` of it may be about its own bytes, which are refused, or about older ones,
     /// which are lost; on a full thin device about both.
     pub(super) fn sync_written(&mut self, reactor: &mut Reactor, written: &RunState, file: usize) {
-        let RunState { job, part, .. } = *written;
-        let (sync, file) = self.begin_sync(job, file);
-        let run = self.runs.insert(RunState { job, part, len: 0, then_sync: None, sync, fault: None });
+        let RunState { io, part, .. } = *written;
+        let (sync, file) = self.begin_sync(io, file);
+        let run = self.runs.insert(RunState { io, part, len: 0, then_sync: None, sync, fault: None });
         reactor.submit(Op::Sync { file }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Outcome, Reactor, Token};
 
-use super::job::{Job, JobKind, RunState, Way, Zeroing, unit_result};
+use super::in_flight_io::{InFlightIo, IoKind, RunState, Way, Zeroing, unit_result};
 use super::{ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
@@ -62,19 +62,19 @@ impl Engine {
         let unsynced = synced.map(|range| range.file).collect();
         let piece_bytes_min = self.piece_bytes_min(id);
         let zeroing = Zeroing { flags, ranges, first, way: Way::Store(first), unsynced, piece_bytes_min };
-        let job = self.start_job(reactor, request, 1, JobKind::Zero(zeroing));
-        self.zero_next(reactor, job);
+        let io = self.start_io(reactor, request, 1, IoKind::Zero(zeroing));
+        self.zero_next(reactor, io);
         Ok(Step::Later)
     }
 
     /// Starts the next step of zeroing: the first range that is left, by the store; or writing it; or the next file's sync.
-    fn zero_next(&mut self, reactor: &mut Reactor, job: usize) {
-        let Job { kind: JobKind::Zero(zeroing), volume, .. } = &mut self.jobs[job] else { return };
+    fn zero_next(&mut self, reactor: &mut Reactor, io: usize) {
+        let InFlightIo { kind: IoKind::Zero(zeroing), volume, .. } = &mut self.in_flight[io] else { return };
         let files = &self.volumes[volume.index as usize].files;
         let Some(run) = zeroing.ranges.last().copied() else {
             // Without a file to sync it has ended already.
             let Some(file) = zeroing.unsynced.last().copied() else { return };
-            return self.start_sync(reactor, job, 0, file);
+            return self.start_sync(reactor, io, 0, file);
         };
         let file = files[run.file];
         let op = match zeroing.way {
@@ -83,7 +83,7 @@ impl Engine {
                 let len = (run.offset + run.len - at).min(ZERO_BYTES as u64) as usize;
                 // It is done piece by piece anyway.
                 let Some(mut from) = reactor.frames().alloc_largest(len, zeroing.piece_bytes_min) else {
-                    return self.wait_for_frame(reactor, job);
+                    return self.wait_for_frame(reactor, io);
                 };
                 from.fill(0);
                 let len = from.len();
@@ -92,12 +92,12 @@ impl Engine {
             }
         };
         let len = if let Op::Write { len, .. } = &op { *len } else { 0 };
-        self.start_run(reactor, job, 0, len, op);
+        self.start_run(reactor, io, 0, len, op);
     }
 
     /// Goes on when others may have given frames back.
-    fn wait_for_frame(&mut self, reactor: &mut Reactor, job: usize) {
-        let run = self.runs.insert(RunState { job, part: 0, len: 0, then_sync: None, sync: None, fault: None });
+    fn wait_for_frame(&mut self, reactor: &mut Reactor, io: usize) {
+        let run = self.runs.insert(RunState { io, part: 0, len: 0, then_sync: None, sync: None, fault: None });
         let at = reactor.now() + FRAME_WAIT;
         reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
@@ -106,13 +106,13 @@ impl Engine {
     pub(super) fn zero_went(
         &mut self,
         reactor: &mut Reactor,
-        job: usize,
+        io: usize,
         run: &RunState,
         injected: Result<(), BlockError>,
         outcome: &Outcome,
     ) {
         let result = match (injected, outcome) {
-            (Ok(()), Outcome::TimedOut(Ok(()))) => return self.zero_next(reactor, job),
+            (Ok(()), Outcome::TimedOut(Ok(()))) => return self.zero_next(reactor, io),
             (Ok(()), Outcome::TimedOut(Err(error))) => Err((*error).into()),
             (injected, outcome) => injected.and_then(|()| unit_result(outcome)),
         };
@@ -120,7 +120,7 @@ impl Engine {
             self.note_failure(run, error);
         }
         let len = run.len;
-        let Job { kind: JobKind::Zero(zeroing), .. } = &mut self.jobs[job] else { return };
+        let InFlightIo { kind: IoKind::Zero(zeroing), .. } = &mut self.in_flight[io] else { return };
         let went = match (result, zeroing.way, zeroing.ranges.last().copied()) {
             (Err(BlockError::Unsupported), Way::Store(_), Some(run)) => zeroing.fall_back(run),
             (Err(error), _, _) => Err(error),
@@ -138,17 +138,17 @@ impl Engine {
             }
         };
         if let Err(error) = went {
-            return self.end_zeroing(reactor, job, Err(error));
+            return self.end_zeroing(reactor, io, Err(error));
         }
         if zeroing.ranges.is_empty() && zeroing.unsynced.is_empty() {
-            return self.end_zeroing(reactor, job, Ok(()));
+            return self.end_zeroing(reactor, io, Ok(()));
         }
-        self.zero_next(reactor, job);
+        self.zero_next(reactor, io);
     }
 
-    fn end_zeroing(&mut self, _reactor: &mut Reactor, job: usize, result: Result<(), BlockError>) {
-        let job = &mut self.jobs[job];
-        job.left = 0;
-        job.error = result.err();
+    fn end_zeroing(&mut self, _reactor: &mut Reactor, io: usize, result: Result<(), BlockError>) {
+        let io = &mut self.in_flight[io];
+        io.left = 0;
+        io.error = result.err();
     }
 }

@@ -15,12 +15,12 @@ use super::super::wire::{
     Arguments, CallError, FLAG_DURABLE, FLAG_FAST, FLAG_KEEP_SPACE, FLAG_READ_ONLY, ListEntry, Method, OpenResult,
     VOLUME_READ_ONLY, VOLUME_TLS_REQUIRED, VOLUME_VOLATILE,
 };
-use super::jobs::{Job, Read, Write};
+use super::requests::{BlockRequest, Read, Write};
 use super::waiting::Queued;
-use super::{Handle, Serving};
+use super::{Handle, ServerContext};
 use crate::limits::{CALL_BYTES_MAX, HANDLES_MAX, WAITING_BYTES_MAX};
 
-impl Serving<'_> {
+impl ServerContext<'_> {
     /// A call has come.
     pub(super) fn called(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, call: CallRef, asked: &Incomer<'_>) {
         let arguments =
@@ -103,24 +103,22 @@ impl Serving<'_> {
                 self.write_small(fabric, reactor, call, volume, (offset, payload, durable))
             }
             Method::Flush => {
-                self.plain(fabric, call, |serving, tag| serving.engine.flush(reactor, volume, tag));
+                self.plain(fabric, call, |server, tag| server.engine.flush(reactor, volume, tag));
                 Ok(())
             }
             Method::Trim => {
-                self.plain(fabric, call, |serving, tag| {
-                    serving.engine.trim(reactor, volume, (offset, len), durable, tag)
+                self.plain(fabric, call, |server, tag| {
+                    server.engine.trim(reactor, volume, (offset, len), durable, tag)
                 });
                 Ok(())
             }
             Method::Zero => {
                 let flags = ZeroFlags { keep_space: flag(FLAG_KEEP_SPACE), fast: flag(FLAG_FAST), durable };
-                self.plain(fabric, call, |serving, tag| {
-                    serving.engine.zero(reactor, volume, (offset, len), flags, tag)
-                });
+                self.plain(fabric, call, |server, tag| server.engine.zero(reactor, volume, (offset, len), flags, tag));
                 Ok(())
             }
             Method::Prefetch => {
-                self.plain(fabric, call, |serving, tag| serving.engine.prefetch(reactor, volume, (offset, len), tag));
+                self.plain(fabric, call, |server, tag| server.engine.prefetch(reactor, volume, (offset, len), tag));
                 Ok(())
             }
             Method::Extents => {
@@ -139,15 +137,15 @@ impl Serving<'_> {
         volume: VolumeId,
         range: (u64, u64),
     ) {
-        let job = self.start_job(call.session, Job::Plain(call));
-        let tag = self.core.tag(job);
+        let request = self.start_request(call.session, BlockRequest::Plain(call));
+        let tag = self.core.tag(request);
         match self.engine.extents(reactor, volume, range, SMALL_BYTES_MAX / 8, tag) {
             Ok(Step::Later) => return,
             Ok(Step::Now(extents)) => self.answer_extents(fabric, call, &extents),
             Ok(Step::Busy | Step::InParts) => self.answer(fabric, call, Err(CallError::Busy)),
             Err(error) => self.answer(fabric, call, Err(error.into())),
         }
-        self.end_job(fabric, call.session, job);
+        self.end_request(fabric, call.session, request);
     }
 
     fn plain(
@@ -156,10 +154,10 @@ impl Serving<'_> {
         call: CallRef,
         begin: impl FnOnce(&mut Self, super::Tag) -> Result<Step<()>, BlockError>,
     ) {
-        let job = self.start_job(call.session, Job::Plain(call));
-        let tag = self.core.tag(job);
+        let request = self.start_request(call.session, BlockRequest::Plain(call));
+        let tag = self.core.tag(request);
         let step = begin(self, tag);
-        self.first_step(fabric, call, job, &step);
+        self.first_step(fabric, call, request, &step);
     }
 
     fn write_small(
@@ -171,14 +169,14 @@ impl Serving<'_> {
         (offset, payload, durable): (u64, &[u8], bool),
     ) -> Result<(), CallError> {
         if self.core.requests.is_empty() {
-            let job = self.start_job(call.session, Job::Plain(call));
-            let tag = self.core.tag(job);
+            let request = self.start_request(call.session, BlockRequest::Plain(call));
+            let tag = self.core.tag(request);
             let step = self.engine.write_small(reactor, volume, offset, payload, WriteFlags { durable }, tag);
             if !matches!(step, Ok(Step::Busy)) {
-                self.first_step(fabric, call, job, &step);
+                self.first_step(fabric, call, request, &step);
                 return Ok(());
             }
-            self.end_job(fabric, call.session, job);
+            self.end_request(fabric, call.session, request);
         }
         if self.core.waiting_bytes + payload.len() > WAITING_BYTES_MAX {
             return Err(CallError::Busy);
@@ -213,7 +211,7 @@ impl Serving<'_> {
         let right = if arguments.flags.get() & FLAG_READ_ONLY != 0 { Right::Read } else { right };
         let flags = volume_flags(volume, right);
         let (len, block_bytes) = (volume.len(), volume.block_bytes());
-        let (store, medium) = (volume.store_identity(), volume.store().medium());
+        let (store, backing_id) = (volume.open_epoch(), volume.store().backing_id());
         let handles = self.core.handles(call.session);
         if handles.len() >= HANDLES_MAX {
             return Err(CallError::Busy);
@@ -226,7 +224,7 @@ impl Serving<'_> {
             block_bytes: U32::new(block_bytes),
             request_max: U32::new(CALL_BYTES_MAX as u32),
             store: U64::new(store),
-            medium: U64::new(medium),
+            backing_id: U64::new(backing_id),
             reserved: [0; 24],
         };
         self.answer_with(fabric, call, Ok(()), (result.as_bytes(), &[]));

@@ -6,7 +6,7 @@
 //! may have. The two take turns at being fed first.
 
 mod calls;
-mod jobs;
+mod requests;
 mod waiting;
 mod writes;
 
@@ -19,7 +19,7 @@ use byway_rpc::session::{CallRef, CannotSend, Grant, Incomer, Spoken};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
-use self::jobs::{Job, JobId};
+use self::requests::{BlockRequest, BlockRequestId};
 use self::waiting::Queued;
 use super::engine::{Done, Engine, Tag, VolumeId};
 use super::wire::{NOTICE_RESIZED, PROTOCOL, Resized, VERSIONS};
@@ -56,7 +56,7 @@ pub struct Volumes {
     exports: Vec<Export>,
     /// By the index of the session's slot.
     clients: Vec<Option<Client>>,
-    jobs: Slots<Job>,
+    in_flight: Slots<BlockRequest>,
     /// Reads and small writes that wait for frames.
     requests: Line<Queued>,
     /// Large writes that wait to be pulled: for their share of the pool, or for frames.
@@ -76,7 +76,7 @@ pub struct WithEngine<'a> {
 }
 
 /// All that a call works with besides the fabric and the loop.
-struct Serving<'a> {
+struct ServerContext<'a> {
     core: &'a mut Volumes,
     engine: &'a mut Engine,
     sessions: &'a mut Sessions,
@@ -89,7 +89,7 @@ impl Volumes {
             class,
             exports: Vec::new(),
             clients: Vec::new(),
-            jobs: Slots::default(),
+            in_flight: Slots::default(),
             requests: Line::default(),
             pulls: Line::default(),
             pulls_first: false,
@@ -172,21 +172,21 @@ impl Volumes {
     /// Takes the end of a request, whose tag is of the service's class.
     pub fn done(&mut self, host: &mut Host, reactor: &mut Reactor, engine: &mut Engine, done: Done) {
         let at = host.at(reactor);
-        Serving { core: self, engine, sessions: at.sessions }.ended(at.fabric, at.reactor, done);
+        ServerContext { core: self, engine, sessions: at.sessions }.ended(at.fabric, at.reactor, done);
     }
 
     /// Whether no request is left.
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        self.in_flight.is_empty()
     }
 
     /// Who asked for a request of the service's class that the engine has not handed back yet.
     pub fn peer_of(&self, host: &Host, tag: Tag) -> Option<SocketAddr> {
-        let session = match self.jobs.get(job_of(tag))? {
-            Job::Read(jobs::Read { call, .. }) | Job::Plain(call) | Job::Write(jobs::Write { call, .. }) => {
-                call.session
-            }
-            Job::Part { session, .. } => *session,
+        let session = match self.in_flight.get(request_of(tag))? {
+            BlockRequest::Read(requests::Read { call, .. })
+            | BlockRequest::Plain(call)
+            | BlockRequest::Write(requests::Write { call, .. }) => call.session,
+            BlockRequest::Part { session, .. } => *session,
         };
         host.peer(session)
     }
@@ -206,15 +206,15 @@ impl Volumes {
         self.clients.get_mut(session.index as usize)?.as_mut().filter(|client| client.session == session)
     }
 
-    /// The label of a job's request to the engine.
-    fn tag(&self, job: JobId) -> Tag {
-        Tag(u64::from(self.class) << 56 | u64::from(job.generation) << 24 | u64::from(job.index))
+    /// The label of a call's request to the engine.
+    fn tag(&self, request: BlockRequestId) -> Tag {
+        Tag(u64::from(self.class) << 56 | u64::from(request.generation) << 24 | u64::from(request.index))
     }
 }
 
-/// The job that a tag names.
-fn job_of(tag: Tag) -> JobId {
-    JobId::new((tag.0 & 0x00ff_ffff) as u32, (tag.0 >> 24 & 0x00ff_ffff) as u32)
+/// The request that a tag names.
+fn request_of(tag: Tag) -> BlockRequestId {
+    BlockRequestId::new((tag.0 & 0x00ff_ffff) as u32, (tag.0 >> 24 & 0x00ff_ffff) as u32)
 }
 
 impl Service for WithEngine<'_> {
@@ -223,13 +223,13 @@ impl Service for WithEngine<'_> {
     }
 
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>) {
-        Serving { core: self.volumes, engine: self.engine, sessions: at.sessions }
+        ServerContext { core: self.volumes, engine: self.engine, sessions: at.sessions }
             .called(at.fabric, at.reactor, call, asked);
     }
 
     fn got(&mut self, at: &mut At<'_>, session: SessionId, into: (Option<Frame>, u64), result: Result<(), GetError>) {
-        let into = (into.0, JobId::from_u64(into.1));
-        Serving { core: self.volumes, engine: self.engine, sessions: at.sessions }
+        let into = (into.0, BlockRequestId::from_u64(into.1));
+        ServerContext { core: self.volumes, engine: self.engine, sessions: at.sessions }
             .pulled(at.fabric, at.reactor, session, into, result);
     }
 
@@ -249,7 +249,7 @@ impl Service for WithEngine<'_> {
     }
 
     fn turn(&mut self, at: &mut At<'_>) {
-        Serving { core: self.volumes, engine: self.engine, sessions: at.sessions }.feed(at.fabric, at.reactor);
+        ServerContext { core: self.volumes, engine: self.engine, sessions: at.sessions }.feed(at.fabric, at.reactor);
     }
 
     fn can_go_on(&self, reactor: &Reactor) -> bool {

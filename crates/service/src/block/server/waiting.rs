@@ -6,9 +6,9 @@ use byway_rpc::session::CallRef;
 
 use super::super::engine::{Step, VolumeId, WriteFlags};
 use super::super::error::BlockError;
-use super::jobs::{Job, JobId, Read, Write};
+use super::requests::{BlockRequest, BlockRequestId, Read, Write};
 use super::writes::Pulled;
-use super::{Serving, Volumes};
+use super::{ServerContext, Volumes};
 use crate::host::{Feeds, Line, Sessions, Tried, feed};
 
 /// Something that waits for frames.
@@ -16,12 +16,12 @@ use crate::host::{Feeds, Line, Sessions, Tried, feed};
 pub(super) enum Queued {
     Read(Read),
     Small { call: CallRef, volume: VolumeId, offset: u64, bytes: Box<[u8]>, durable: bool },
-    Pull(JobId),
+    Pull(BlockRequestId),
 }
 
 /// One of the two lines.
 struct Feeding<'a, 'b> {
-    serving: &'a mut Serving<'b>,
+    server: &'a mut ServerContext<'b>,
     pulls: bool,
 }
 
@@ -50,7 +50,7 @@ impl Volumes {
             Queued::Read(_) => {}
             Queued::Small { bytes, .. } => self.waiting_bytes -= bytes.len(),
             Queued::Pull(write) => {
-                let Some(Job::Write(state)) = self.jobs.get_mut(write) else { return };
+                let Some(BlockRequest::Write(state)) = self.in_flight.get_mut(write) else { return };
                 // What was asked for will end; the rest never was.
                 state.left -= state.len - state.asked;
                 state.asked = state.len;
@@ -58,15 +58,15 @@ impl Volumes {
                 state.error.get_or_insert(BlockError::Closed.into());
                 let (session, left) = (state.call.session, state.left);
                 if left == 0 {
-                    self.jobs.remove(write);
-                    sessions.forget_job(session);
+                    self.in_flight.remove(write);
+                    sessions.forget_request(session);
                 }
             }
         }
     }
 }
 
-impl Serving<'_> {
+impl ServerContext<'_> {
     /// Reads, now or when it is its turn and there are frames.
     pub(super) fn read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) {
         let session = read.call.session;
@@ -91,7 +91,7 @@ impl Serving<'_> {
         }
         self.core.pulls_first = !self.core.pulls_first;
         for pulls in [self.core.pulls_first, !self.core.pulls_first] {
-            feed(&mut Feeding { serving: self, pulls }, fabric, reactor);
+            feed(&mut Feeding { server: self, pulls }, fabric, reactor);
         }
         // Not before: what is tried in vain gives frames back too.
         self.core.given_back = reactor.frames().given_back();
@@ -100,8 +100,8 @@ impl Serving<'_> {
     fn volume_of(&self, queued: &Queued) -> Option<VolumeId> {
         match queued {
             Queued::Read(Read { volume, .. }) | Queued::Small { volume, .. } => Some(*volume),
-            Queued::Pull(write) => match self.core.jobs.get(*write) {
-                Some(Job::Write(write)) => Some(write.volume),
+            Queued::Pull(write) => match self.core.in_flight.get(*write) {
+                Some(BlockRequest::Write(write)) => Some(write.volume),
                 _ => None,
             },
         }
@@ -113,8 +113,8 @@ impl Serving<'_> {
             Queued::Read(read) if self.try_read(fabric, reactor, read) => Tried::All(read.len as u64),
             Queued::Read(read) => Tried::NoFrames(Queued::Read(read)),
             Queued::Pull(write) => match self.pull_piece(fabric, reactor, write) {
-                Pulled::Piece(len) => match self.core.jobs.get(write) {
-                    Some(Job::Write(Write { asked, len: all, .. })) if asked < all => {
+                Pulled::Piece(len) => match self.core.in_flight.get(write) {
+                    Some(BlockRequest::Write(Write { asked, len: all, .. })) if asked < all => {
                         Tried::Part(len as u64, Queued::Pull(write))
                     }
                     _ => Tried::All(len as u64),
@@ -123,15 +123,15 @@ impl Serving<'_> {
                 Pulled::Nothing => Tried::NoFrames(Queued::Pull(write)),
             },
             Queued::Small { call, volume, offset, bytes, durable } => {
-                let job = self.start_job(call.session, Job::Plain(call));
-                let tag = self.core.tag(job);
+                let request = self.start_request(call.session, BlockRequest::Plain(call));
+                let tag = self.core.tag(request);
                 let step = self.engine.write_small(reactor, volume, offset, &bytes, WriteFlags { durable }, tag);
                 if matches!(step, Ok(Step::Busy)) {
-                    self.end_job(fabric, call.session, job);
+                    self.end_request(fabric, call.session, request);
                     return Tried::NoFrames(Queued::Small { call, volume, offset, bytes, durable });
                 }
                 self.core.waiting_bytes -= bytes.len();
-                self.first_step(fabric, call, job, &step);
+                self.first_step(fabric, call, request, &step);
                 Tried::All(bytes.len() as u64)
             }
         }
@@ -140,19 +140,19 @@ impl Serving<'_> {
 
 impl Feeds<Queued> for Feeding<'_, '_> {
     fn line(&mut self) -> &mut Line<Queued> {
-        self.serving.core.line(self.pulls)
+        self.server.core.line(self.pulls)
     }
 
     fn sessions(&self) -> &Sessions {
-        self.serving.sessions
+        self.server.sessions
     }
 
     fn try_one(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, queued: Queued) -> Tried<Queued> {
-        match self.serving.try_queued(fabric, reactor, queued) {
+        match self.server.try_queued(fabric, reactor, queued) {
             // Its volume has had its bytes for now.
             Tried::NoFrames(queued) => {
-                let volume = self.serving.volume_of(&queued);
-                let throttled = volume.is_some_and(|volume| self.serving.engine.is_throttled(reactor, volume));
+                let volume = self.server.volume_of(&queued);
+                let throttled = volume.is_some_and(|volume| self.server.engine.is_throttled(reactor, volume));
                 if throttled { Tried::Waits(queued) } else { Tried::NoFrames(queued) }
             }
             tried => tried,

@@ -6,8 +6,8 @@ use byway_reactor::{Frame, Reactor};
 
 use super::super::engine::{Begun, WriteFlags, is_cut_up};
 use super::super::wire::{CallError, PROTOCOL};
-use super::Serving;
-use super::jobs::{Job, JobId, Write};
+use super::ServerContext;
+use super::requests::{BlockRequest, BlockRequestId, Write};
 use super::waiting::Queued;
 use crate::host::get;
 
@@ -21,11 +21,11 @@ pub(super) enum Pulled {
     Nothing,
 }
 
-impl Serving<'_> {
+impl ServerContext<'_> {
     /// Begins to pull, unless others wait for that.
     pub(super) fn pull(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, write: Write) {
         let session = write.call.session;
-        let slot = self.start_job(session, Job::Write(write));
+        let slot = self.start_request(session, BlockRequest::Write(write));
         if self.core.pulls.is_empty() {
             while !self.sessions.holds_too_much(fabric, reactor, session) {
                 match self.pull_piece(fabric, reactor, slot) {
@@ -39,8 +39,8 @@ impl Serving<'_> {
     }
 
     /// Asks for the next piece of a write.
-    pub(super) fn pull_piece(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: JobId) -> Pulled {
-        let Some(Job::Write(write)) = self.core.jobs.get(slot) else { return Pulled::All };
+    pub(super) fn pull_piece(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: BlockRequestId) -> Pulled {
+        let Some(BlockRequest::Write(write)) = self.core.in_flight.get(slot) else { return Pulled::All };
         let (call, at, left) = (write.call, write.asked, write.len - write.asked);
         if left == 0 {
             return Pulled::All;
@@ -58,14 +58,14 @@ impl Serving<'_> {
         let least = if small { self.engine.piece_bytes_min(write.volume) } else { len };
         let Some(frame) = reactor.frames().alloc_largest(len, least) else { return Pulled::Nothing };
         let len = frame.len();
-        let part = self.start_job(call.session, Job::Part { write: slot, session: call.session, at, len });
+        let part = self.start_request(call.session, BlockRequest::Part { write: slot, session: call.session, at, len });
         let offset = if seeded::is(Bug::PullAtWrongOffset) { 0 } else { at as u64 };
         let from = Remote { window: source, offset };
         if get(fabric, reactor, call.session, from, frame, (PROTOCOL, part.to_u64())).is_err() {
-            self.end_job(fabric, call.session, part);
+            self.end_request(fabric, call.session, part);
             return Pulled::Nothing;
         }
-        if let Some(Job::Write(write)) = self.core.jobs.get_mut(slot) {
+        if let Some(BlockRequest::Write(write)) = self.core.in_flight.get_mut(slot) {
             write.asked += len;
         }
         self.core.pulled_bytes += len;
@@ -79,13 +79,13 @@ impl Serving<'_> {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (frame, part): (Option<Frame>, JobId),
+        (frame, part): (Option<Frame>, BlockRequestId),
         came: Result<(), GetError>,
     ) {
-        let Some(&Job::Part { write, at, len, .. }) = self.core.jobs.get(part) else { return };
-        let step = match (came.and(frame.ok_or(GetError::GivenUp)), self.core.jobs.get(write)) {
+        let Some(&BlockRequest::Part { write, at, len, .. }) = self.core.in_flight.get(part) else { return };
+        let step = match (came.and(frame.ok_or(GetError::GivenUp)), self.core.in_flight.get(write)) {
             (Err(_), _) => Err(CallError::Malformed),
-            (Ok(frame), Some(Job::Write(Write { error: None, volume, offset, durable, .. }))) => {
+            (Ok(frame), Some(BlockRequest::Write(Write { error: None, volume, offset, durable, .. }))) => {
                 let flags = WriteFlags { durable: *durable };
                 let (volume, offset, tag) = (*volume, offset + at as u64, self.core.tag(part));
                 self.engine.write(reactor, volume, offset, (frame, len), flags, tag).map_err(CallError::from)
@@ -98,17 +98,23 @@ impl Serving<'_> {
             Ok(Begun::Now) => Ok(()),
             Err(error) => Err(error),
         };
-        self.end_job(fabric, session, part);
+        self.end_request(fabric, session, part);
         self.part_ended(fabric, write, len, result);
     }
 
     /// A piece was written, or will not be.
-    pub(super) fn part_ended(&mut self, fabric: &mut Fabric, write: JobId, len: usize, result: Result<(), CallError>) {
+    pub(super) fn part_ended(
+        &mut self,
+        fabric: &mut Fabric,
+        write: BlockRequestId,
+        len: usize,
+        result: Result<(), CallError>,
+    ) {
         self.core.pulled_bytes -= len;
-        if let Some(Job::Write(state)) = self.core.jobs.get(write) {
+        if let Some(BlockRequest::Write(state)) = self.core.in_flight.get(write) {
             self.sessions.note_let_go(state.call.session, len);
         }
-        let Some(Job::Write(state)) = self.core.jobs.get_mut(write) else { return };
+        let Some(BlockRequest::Write(state)) = self.core.in_flight.get_mut(write) else { return };
         state.left -= len;
         if let Err(error) = result {
             state.error.get_or_insert(error);
@@ -122,6 +128,6 @@ impl Serving<'_> {
             self.engine.note_written(volume);
         }
         self.answer(fabric, call, result);
-        self.end_job(fabric, call.session, write);
+        self.end_request(fabric, call.session, write);
     }
 }

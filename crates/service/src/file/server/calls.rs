@@ -22,7 +22,7 @@ use super::outcome::Outcome;
 use super::replies::SlotUse;
 use super::table::{Client, Handle, Node, Open};
 use super::workers::Work;
-use super::{Call, Job, Shares, Window, tree};
+use super::{Call, FileRequest, Shares, Window, tree};
 use crate::host::At;
 use crate::limits::{CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX};
 
@@ -178,11 +178,11 @@ impl Shares {
         let reads = matches!(asked.method, Method::LookUp | Method::GetAttributes) && node.share.gives_leases();
         let since = if reads { self.lease_since(session) } else { None };
         let changed = self.changed_files(asked, &node)?;
-        let job = self.start(at, Job::Worker { call: asked.call, node, window, since });
+        let request = self.start(at, FileRequest::Worker { call: asked.call, node, window, since });
         if !changed.is_empty() {
-            self.change(at, (job, session), (&changed, &changed), Parked::Work(user, work));
-        } else if !self.workers.run(job, Some(user), work) {
-            self.end(at, job, Err(CallError::Busy));
+            self.change(at, (request, session), (&changed, &changed), Parked::Work(user, work));
+        } else if !self.workers.run(request, Some(user), work) {
+            self.end(at, request, Err(CallError::Busy));
         }
         Ok(())
     }

@@ -15,13 +15,13 @@ use super::calls::Asked;
 use super::leases::Parked;
 use super::table::Open;
 use super::waiting::{Begin, Transfer};
-use super::{Job, JobId, Shares, Window};
+use super::{FileRequest, FileRequestId, Shares, Window};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
 
 impl Shares {
-    pub(super) fn token(&self, job: JobId) -> Token {
-        job.token(self.class, 0)
+    pub(super) fn token(&self, request: FileRequestId) -> Token {
+        request.token(self.class, 0)
     }
 
     /// The file of a call, and the number of bytes, which its window must take if they are many.
@@ -60,9 +60,9 @@ impl Shares {
             return Ok(());
         }
         let offset = asked.arguments.offset.get();
-        let job = self.start(at, Job::Read { call, window, len });
+        let request = self.start(at, FileRequest::Read { call, window, len });
         let begin = Begin::Read { file, offset };
-        self.transfer_in_turn(at, Transfer { job, session: call.session, len, begin });
+        self.transfer_in_turn(at, Transfer { request, session: call.session, len, begin });
         Ok(())
     }
 
@@ -80,16 +80,21 @@ impl Shares {
             return Ok(());
         }
         if let (Some(window), true) = (window, len > SMALL_BYTES_MAX) {
-            let job = self.start(at, Job::Get { call, node, file, to, len });
+            let request = self.start(at, FileRequest::Get { call, node, file, to, len });
             let begin = Begin::Get(window);
-            self.transfer_in_turn(at, Transfer { job, session: call.session, len, begin });
+            self.transfer_in_turn(at, Transfer { request, session: call.session, len, begin });
             return Ok(());
         }
         let mut frame = self.frame(at, call.session, len)?;
         at.sessions.note_held(call.session, len);
         frame.write(0, asked.data);
-        let job = self.start(at, Job::Write { call, len });
-        self.change(at, (job, call.session), (&[node.id], &[node.id]), Parked::Write { file, to, from: frame, len });
+        let request = self.start(at, FileRequest::Write { call, len });
+        self.change(
+            at,
+            (request, call.session),
+            (&[node.id], &[node.id]),
+            Parked::Write { file, to, from: frame, len },
+        );
         Ok(())
     }
 
@@ -102,42 +107,42 @@ impl Shares {
     }
 
     /// Bytes of a large write are here, or will not come.
-    pub(super) fn got_bytes(&mut self, at: &mut At<'_>, job: JobId, got: Result<Frame, GetError>) {
-        let Some(Job::Get { call, node, file, to, len }) = self.jobs.get(job) else { return };
+    pub(super) fn got_bytes(&mut self, at: &mut At<'_>, request: FileRequestId, got: Result<Frame, GetError>) {
+        let Some(FileRequest::Get { call, node, file, to, len }) = self.requests.get(request) else { return };
         let (call, file, to, len, id) = (*call, *file, *to, *len, node.id);
         match got {
             Ok(from) => {
-                if let Some(job) = self.jobs.get_mut(job) {
-                    *job = Job::Write { call, len };
+                if let Some(request) = self.requests.get_mut(request) {
+                    *request = FileRequest::Write { call, len };
                 }
-                self.change(at, (job, call.session), (&[id], &[id]), Parked::Write { file, to, from, len });
+                self.change(at, (request, call.session), (&[id], &[id]), Parked::Write { file, to, from, len });
             }
             Err(error) => {
                 at.sessions.note_let_go(call.session, len);
                 // Nothing was written: what the client sends again in its next session is a new call.
                 let is_over = error == GetError::Ended;
-                self.end(at, job, Err(if is_over { CallError::Busy } else { CallError::Malformed }));
+                self.end(at, request, Err(if is_over { CallError::Busy } else { CallError::Malformed }));
             }
         }
     }
 
     /// Bytes were read or written.
-    pub(super) fn moved(&mut self, at: &mut At<'_>, job: JobId, outcome: Outcome) {
-        match (self.jobs.get(job), outcome) {
-            (Some(Job::Read { call, window, len }), Outcome::Read { into, result }) => {
+    pub(super) fn moved(&mut self, at: &mut At<'_>, request: FileRequestId, outcome: Outcome) {
+        match (self.requests.get(request), outcome) {
+            (Some(FileRequest::Read { call, window, len }), Outcome::Read { into, result }) => {
                 let (call, window) = (*call, *window);
                 at.sessions.note_let_go(call.session, *len);
                 match (result, window) {
-                    (Err(errno), _) => self.end(at, job, Err(errno.into())),
-                    (Ok(len), Some(window)) if len > SMALL_BYTES_MAX => self.put(at, job, window, (into, len)),
-                    (Ok(len), _) => self.send(at, job, into, len),
+                    (Err(errno), _) => self.end(at, request, Err(errno.into())),
+                    (Ok(len), Some(window)) if len > SMALL_BYTES_MAX => self.put(at, request, window, (into, len)),
+                    (Ok(len), _) => self.send(at, request, into, len),
                 }
             }
-            (Some(Job::Write { call, len }), Outcome::Written { result, .. }) => {
+            (Some(FileRequest::Write { call, len }), Outcome::Written { result, .. }) => {
                 at.sessions.note_let_go(call.session, *len);
                 match result {
-                    Ok(len) => self.end(at, job, Ok((&(len as u64).to_le_bytes(), &[]))),
-                    Err(errno) => self.end(at, job, Err(errno.into())),
+                    Ok(len) => self.end(at, request, Ok((&(len as u64).to_le_bytes(), &[]))),
+                    Err(errno) => self.end(at, request, Err(errno.into())),
                 }
             }
             _ => {}
@@ -145,8 +150,8 @@ impl Shares {
     }
 
     /// Answers with the first bytes of a frame in the message.
-    fn send(&mut self, at: &mut At<'_>, job: JobId, frame: Frame, len: usize) {
-        let Some(ended) = self.jobs.remove(job) else { return };
+    fn send(&mut self, at: &mut At<'_>, request: FileRequestId, frame: Frame, len: usize) {
+        let Some(ended) = self.requests.remove(request) else { return };
         let session = ended.call().session;
         let meta = meta(at, session, &frame, len);
         if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
@@ -156,8 +161,14 @@ impl Shares {
     }
 
     /// Answers with the first bytes of a frame in the caller's window.
-    pub(super) fn put(&mut self, at: &mut At<'_>, job: JobId, window: Window, (frame, len): (Frame, usize)) {
-        let Some(ended) = self.jobs.remove(job) else { return };
+    pub(super) fn put(
+        &mut self,
+        at: &mut At<'_>,
+        request: FileRequestId,
+        window: Window,
+        (frame, len): (Frame, usize),
+    ) {
+        let Some(ended) = self.requests.remove(request) else { return };
         let session = ended.call().session;
         let meta = meta(at, session, &frame, len);
         if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {

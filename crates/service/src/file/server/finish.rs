@@ -13,21 +13,21 @@ use super::descriptors::Counted;
 use super::leases::Parked;
 use super::outcome::{Found, Listed, Outcome};
 use super::table::{Handle, Node, Open};
-use super::{Job, JobId, Shares, Window};
+use super::{FileRequest, FileRequestId, Shares, Window};
 use crate::host::At;
 
 impl Shares {
     /// A worker has ended a call.
-    pub(super) fn finish(&mut self, at: &mut At<'_>, job: JobId, result: Result<Outcome, Errno>) {
-        if let Some(Job::Attach { attaching, .. }) = self.jobs.get(job) {
+    pub(super) fn finish(&mut self, at: &mut At<'_>, request: FileRequestId, result: Result<Outcome, Errno>) {
+        if let Some(FileRequest::Attach { attaching, .. }) = self.requests.get(request) {
             let attaching = attaching.clone();
-            return self.attached(at, job, attaching, result);
+            return self.attached(at, request, attaching, result);
         }
-        let Some(Job::Worker { call, node, window, since }) = self.jobs.get(job) else { return };
+        let Some(FileRequest::Worker { call, node, window, since }) = self.requests.get(request) else { return };
         let (session, node, window, since) = (call.session, Arc::clone(node), *window, *since);
         let outcome = match result {
             Ok(outcome) => outcome,
-            Err(errno) => return self.end(at, job, Err(errno.into())),
+            Err(errno) => return self.end(at, request, Err(errno.into())),
         };
         let answered = match outcome {
             Outcome::Done => Ok((Vec::new(), Vec::new())),
@@ -40,7 +40,7 @@ impl Shares {
             }
             Outcome::Stands(files, named) => {
                 let known = named.known.clone();
-                return self.change(at, (job, session), (&files, &known), Parked::Named(named));
+                return self.change(at, (request, session), (&files, &known), Parked::Named(named));
             }
             Outcome::Opened(open) => self.open(at, session, node, open).map(|handle| (handle, Vec::new())),
             Outcome::Directory(fd) => {
@@ -48,11 +48,11 @@ impl Shares {
                 self.handle(session, open, node).map(|handle| (handle, Vec::new()))
             }
             Outcome::Created(open, found) => self.created(at, session, &node, open, found),
-            Outcome::Listing(entries) => return self.answer_listing(at, job, (session, &node), window, entries),
+            Outcome::Listing(entries) => return self.answer_listing(at, request, (session, &node), window, entries),
         };
         match answered {
-            Ok((result, payload)) => self.end(at, job, Ok((&result, &payload))),
-            Err(error) => self.end(at, job, Err(error)),
+            Ok((result, payload)) => self.end(at, request, Ok((&result, &payload))),
+            Err(error) => self.end(at, request, Err(error)),
         }
     }
 
@@ -137,7 +137,7 @@ impl Shares {
     fn answer_listing(
         &mut self,
         at: &mut At<'_>,
-        job: JobId,
+        request: FileRequestId,
         (session, directory): (SessionId, &Node),
         window: Option<Window>,
         entries: Vec<Listed>,
@@ -145,15 +145,15 @@ impl Shares {
         let len = entries.iter().map(|entry| size_of::<DirectoryEntry>() + entry.name.len()).sum();
         if len <= SMALL_BYTES_MAX {
             let listing = self.listing(session, directory, entries);
-            return self.end(at, job, Ok((&[], &listing)));
+            return self.end(at, request, Ok((&[], &listing)));
         }
         // The frame first: nodes of an answer that is not given would never be forgotten.
         match (window, at.reactor.frames().alloc(len)) {
             (Some(window), Some(mut frame)) => {
                 frame.write(0, &self.listing(session, directory, entries));
-                self.put(at, job, window, (frame, len));
+                self.put(at, request, window, (frame, len));
             }
-            _ => self.end(at, job, Err(CallError::Busy)),
+            _ => self.end(at, request, Err(CallError::Busy)),
         }
     }
 }

@@ -23,7 +23,7 @@ use super::calls::Asked;
 use super::outcome::Outcome;
 use super::table::Node;
 use super::workers::Work;
-use super::{Job, JobId, Mailbox, Shares, tree};
+use super::{FileRequest, FileRequestId, Mailbox, Shares, tree};
 use crate::host::At;
 use crate::limits::FILE_RECALLS_MAX;
 
@@ -75,7 +75,7 @@ pub(super) struct LeaseState {
     /// It has asked for recalls: only then it gets leases.
     takes_recalls: bool,
     /// The call that waits for recalls.
-    waits: Option<JobId>,
+    waits: Option<FileRequestId>,
     recalls: Vec<Lease>,
 }
 
@@ -223,54 +223,54 @@ impl Shares {
         GrantedLeases { on_node: U64::new(on_node), on_found: U64::new(on_found) }.as_bytes().to_vec()
     }
 
-    /// Goes on with a job when no lease stands against its change of some files. `own` are those that the client named.
+    /// Continues a request when no lease stands against its change of some files. `own` are those that the client named.
     pub(super) fn change(
         &mut self,
         at: &mut At<'_>,
-        (job, session): (JobId, SessionId),
+        (request, session): (FileRequestId, SessionId),
         (files, own): (&[FileId], &[FileId]),
         parked: Parked,
     ) {
         let key = self.client(session).map(|client| client.leases.key);
-        let begun = key.ok().and_then(|key| table().0.begin(key, files, own, job.to_u64(), monotonic()));
+        let begun = key.ok().and_then(|key| table().0.begin(key, files, own, request.to_u64(), monotonic()));
         match begun {
-            Some((change, false)) => self.go_on(at, job, change, parked),
+            Some((change, false)) => self.go_on(at, request, change, parked),
             Some((change, true)) => {
-                self.changes.insert(job, change);
-                self.parked.insert(job, parked);
+                self.changes.insert(request, change);
+                self.parked.insert(request, parked);
             }
             None => {
                 self.drop_parked(at, session, &parked);
-                self.end(at, job, Err(CallError::Busy));
+                self.end(at, request, Err(CallError::Busy));
             }
         }
     }
 
     /// A change has begun.
-    fn go_on(&mut self, at: &mut At<'_>, job: JobId, change: Change, parked: Parked) {
+    fn go_on(&mut self, at: &mut At<'_>, request: FileRequestId, change: Change, parked: Parked) {
         let ran = match parked {
             Parked::Work(user, work) => {
-                self.changes.insert(job, change);
-                self.workers.run(job, Some(user), work)
+                self.changes.insert(request, change);
+                self.workers.run(request, Some(user), work)
             }
             // It ends the change itself.
             Parked::Named(named) => {
-                self.changes.remove(&job);
+                self.changes.remove(&request);
                 let user = named.user.clone();
-                let ran = self.workers.run(job, Some(user), Box::new(move || named.run(Some(change))));
+                let ran = self.workers.run(request, Some(user), Box::new(move || named.run(Some(change))));
                 if !ran {
                     table().0.end(change, monotonic());
                 }
                 ran
             }
             Parked::Write { file, to, from, len } => {
-                self.changes.insert(job, change);
-                at.reactor.submit(Op::WriteOnce { file, at: to, from, start: 0, len }, self.token(job));
+                self.changes.insert(request, change);
+                at.reactor.submit(Op::WriteOnce { file, at: to, from, start: 0, len }, self.token(request));
                 true
             }
         };
         if !ran {
-            self.end(at, job, Err(CallError::Busy));
+            self.end(at, request, Err(CallError::Busy));
         }
     }
 
@@ -282,18 +282,18 @@ impl Shares {
 
     /// Ends the changes that wait for leases: none of them has begun.
     pub(super) fn end_parked(&mut self, at: &mut At<'_>) {
-        for (job, parked) in std::mem::take(&mut self.parked) {
-            if let Some(session) = self.jobs.get(job).map(|job| job.call().session) {
+        for (request, parked) in std::mem::take(&mut self.parked) {
+            if let Some(session) = self.requests.get(request).map(|request| request.call().session) {
                 self.drop_parked(at, session, &parked);
             }
-            self.end(at, job, Err(CallError::Busy));
+            self.end(at, request, Err(CallError::Busy));
         }
     }
 
-    /// A job has ended, and with it its change.
-    pub(super) fn end_change(&mut self, job: JobId) {
-        self.parked.remove(&job);
-        if let Some(change) = self.changes.remove(&job) {
+    /// A request has ended, and with it its change.
+    pub(super) fn end_change(&mut self, request: FileRequestId) {
+        self.parked.remove(&request);
+        if let Some(change) = self.changes.remove(&request) {
             table().0.end(change, monotonic());
         }
     }
@@ -320,8 +320,8 @@ impl Shares {
                 table().0.returned(key, node.id, lease.version.get(), monotonic());
             }
         }
-        let job = self.start(at, Job::Recalls { call: asked.call });
-        self.client(session)?.leases.waits = Some(job);
+        let request = self.start(at, FileRequest::Recalls { call: asked.call });
+        self.client(session)?.leases.waits = Some(request);
         self.tell_recalls(at, session);
         Ok(())
     }
@@ -332,10 +332,10 @@ impl Shares {
         if client.leases.recalls.is_empty() {
             return;
         }
-        let Some(job) = client.leases.waits.take() else { return };
+        let Some(request) = client.leases.waits.take() else { return };
         let count = client.leases.recalls.len().min(FILE_RECALLS_MAX);
         let recalls: Vec<Lease> = client.leases.recalls.drain(..count).collect();
-        self.end(at, job, Ok((&[], recalls.as_bytes())));
+        self.end(at, request, Ok((&[], recalls.as_bytes())));
     }
 
     /// Takes what the table has said, and lets it know the time while calls wait.
@@ -357,9 +357,9 @@ impl Shares {
                     self.tell_recalls(at, session.session);
                 }
                 Action::Begin { change, ticket, .. } => {
-                    let job = JobId::from_u64(ticket);
-                    match self.parked.remove(&job) {
-                        Some(parked) => self.go_on(at, job, change, parked),
+                    let request = FileRequestId::from_u64(ticket);
+                    match self.parked.remove(&request) {
+                        Some(parked) => self.go_on(at, request, change, parked),
                         None => table().0.end(change, monotonic()),
                     }
                 }

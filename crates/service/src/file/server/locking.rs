@@ -11,7 +11,7 @@ use super::super::share::Share;
 use super::super::wire::{
     Arguments, CallError, FLAG_CANCEL, FLAG_RECLAIM, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, LockResult,
 };
-use super::{Call, Job, Shares, Ticket};
+use super::{Call, FileRequest, Shares, Ticket};
 use crate::host::At;
 
 /// Types of locks, as `fcntl(2)` has them.
@@ -25,8 +25,8 @@ pub(super) fn table(share: &Share) -> MutexGuard<'_, Locks<Ticket>> {
 
 /// Tells the loops of waits that ended.
 fn tell(granted: Vec<Ticket>) {
-    for Ticket { mailbox, job } in granted {
-        mailbox.granted.lock().unwrap_or_else(PoisonError::into_inner).push(job);
+    for Ticket { mailbox, request } in granted {
+        mailbox.granted.lock().unwrap_or_else(PoisonError::into_inner).push(request);
         mailbox.waker.wake();
     }
 }
@@ -68,7 +68,7 @@ impl Shares {
         if is(FLAG_CANCEL) {
             let waited = table(&share).cancel(id, family, &lock);
             if let Some(ticket) = waited {
-                self.end(at, ticket.job, Err(Errno::INTR.into()));
+                self.end(at, ticket.request, Err(Errno::INTR.into()));
             }
             self.reply(at, call, Ok((&[], &[])));
             return Ok(());
@@ -78,16 +78,16 @@ impl Shares {
             self.reply(at, call, Ok((&[], &[])));
             return Ok(());
         }
-        let job = self.start(at, Job::Lock { call });
-        let ticket = is(FLAG_WAIT).then(|| Ticket { mailbox: Arc::clone(&self.mailbox), job });
+        let request = self.start(at, FileRequest::Lock { call });
+        let ticket = is(FLAG_WAIT).then(|| Ticket { mailbox: Arc::clone(&self.mailbox), request });
         let (result, others) = table(&share).lock(id, family, lock, ticket);
         tell(others);
         match result {
             Ok(Granted::Later) => {}
-            Ok(Granted::Now) => self.end(at, job, Ok((&[], &[]))),
-            Err(LockError::Held) => self.end(at, job, Err(Errno::AGAIN.into())),
-            Err(LockError::Deadlock) => self.end(at, job, Err(Errno::DEADLK.into())),
-            Err(LockError::TooMany) => self.end(at, job, Err(CallError::TooManyLocks)),
+            Ok(Granted::Now) => self.end(at, request, Ok((&[], &[]))),
+            Err(LockError::Held) => self.end(at, request, Err(Errno::AGAIN.into())),
+            Err(LockError::Deadlock) => self.end(at, request, Err(Errno::DEADLK.into())),
+            Err(LockError::TooMany) => self.end(at, request, Err(CallError::TooManyLocks)),
         }
         Ok(())
     }

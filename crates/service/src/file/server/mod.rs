@@ -47,12 +47,12 @@ use crate::host::{At, Host, Line, Service};
 #[derive(Clone, Debug)]
 pub struct Ticket {
     mailbox: Arc<Mailbox>,
-    job: JobId,
+    request: FileRequestId,
 }
 
 #[derive(Debug)]
 struct Mailbox {
-    granted: Mutex<Vec<JobId>>,
+    granted: Mutex<Vec<FileRequestId>>,
     /// Sessions whose clients have begun another, perhaps on another loop.
     superseded: Mutex<Vec<SessionId>>,
     leases: Mutex<Vec<leases::News>>,
@@ -81,19 +81,19 @@ struct Window {
     len: usize,
 }
 
-/// What a [`Job`] is called.
-type JobId = Slot<Job>;
+/// The number of a [`FileRequest`].
+type FileRequestId = Slot<FileRequest>;
 
-/// Something that has not ended.
+/// A client's request that has not ended.
 #[derive(Debug)]
-enum Job {
-    /// A worker looks at a share's root, for a client that attaches.
+enum FileRequest {
+    /// A worker looks up a share's root, for a client that attaches.
     Attach { call: Call, attaching: Attaching },
-    /// A worker has it.
+    /// A worker thread runs it.
     Worker { call: Call, node: Arc<Node>, window: Option<Window>, since: Option<Since> },
     /// Bytes are read from a file.
     Read { call: Call, window: Option<Window>, len: usize },
-    /// Bytes are got from the client, to be written.
+    /// Bytes come from the client's window, to be written.
     Get { call: Call, node: Arc<Node>, file: File, to: WriteAt, len: usize },
     /// Bytes are written to a file.
     Write { call: Call, len: usize },
@@ -103,7 +103,7 @@ enum Job {
     Recalls { call: Call },
 }
 
-impl Job {
+impl FileRequest {
     fn call(&self) -> Call {
         match self {
             Self::Attach { call, .. }
@@ -124,12 +124,12 @@ pub struct Shares {
     shares: Vec<Arc<Share>>,
     /// By the index of the session's slot.
     clients: Vec<Option<Client>>,
-    jobs: Slots<Job>,
+    requests: Slots<FileRequest>,
     workers: Workers,
-    /// Changes of jobs.
-    changes: HashMap<JobId, Change>,
+    /// Changes of requests.
+    changes: HashMap<FileRequestId, Change>,
     /// Jobs whose change waits for leases.
-    parked: HashMap<JobId, Parked>,
+    parked: HashMap<FileRequestId, Parked>,
     /// For when the timer for leases is set.
     lease_timer: Option<Instant>,
     mailbox: Arc<Mailbox>,
@@ -150,7 +150,7 @@ impl Shares {
             recovery: Arc::clone(recovery),
             shares: Vec::new(),
             clients: Vec::new(),
-            jobs: Slots::default(),
+            requests: Slots::default(),
             workers: Workers::new(reactor.waker()),
             changes: HashMap::new(),
             parked: HashMap::new(),
@@ -195,27 +195,27 @@ impl Shares {
             self.lease_timer = None;
             return;
         }
-        let job = JobId::of_token(completion.token);
-        self.moved(&mut host.at(reactor), job, completion.outcome);
+        let request = FileRequestId::of_token(completion.token);
+        self.moved(&mut host.at(reactor), request, completion.outcome);
     }
 
     /// The node ends: what waits for a lock or for leases of others waits no longer, and its client asks the next server.
     pub fn drain(&mut self, host: &mut Host, reactor: &mut Reactor) {
         let waits = self
-            .jobs
+            .requests
             .iter()
-            .filter(|(_, job)| matches!(job, Job::Lock { .. } | Job::Recalls { .. }))
+            .filter(|(_, request)| matches!(request, FileRequest::Lock { .. } | FileRequest::Recalls { .. }))
             .map(|(slot, _)| slot);
         let waits: Vec<_> = waits.collect();
-        for job in waits {
-            self.end(&mut host.at(reactor), job, Err(CallError::Busy));
+        for request in waits {
+            self.end(&mut host.at(reactor), request, Err(CallError::Busy));
         }
         self.end_parked(&mut host.at(reactor));
     }
 
     /// Whether no call is left.
     pub fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        self.requests.is_empty()
     }
 
     fn client(&mut self, session: SessionId) -> Result<&mut Client, CallError> {
@@ -223,32 +223,32 @@ impl Shares {
         client.filter(|client| client.session == session).ok_or(CallError::Stale)
     }
 
-    fn start(&mut self, at: &mut At<'_>, job: Job) -> JobId {
-        let session = job.call().session;
-        at.sessions.begin_job(session);
+    fn start(&mut self, at: &mut At<'_>, request: FileRequest) -> FileRequestId {
+        let session = request.call().session;
+        at.sessions.begin_request(session);
         if let Ok(client) = self.client(session) {
-            client.jobs += 1;
+            client.requests += 1;
         }
-        self.jobs.insert(job)
+        self.requests.insert(request)
     }
 
-    /// Answers, and ends the job.
-    fn end(&mut self, at: &mut At<'_>, job: JobId, answer: Result<(&[u8], &[u8]), CallError>) {
-        self.end_change(job);
-        let Some(ended) = self.jobs.remove(job) else { return };
+    /// Answers, and ends the request.
+    fn end(&mut self, at: &mut At<'_>, request: FileRequestId, answer: Result<(&[u8], &[u8]), CallError>) {
+        self.end_change(request);
+        let Some(ended) = self.requests.remove(request) else { return };
         self.reply(at, ended.call(), answer);
         self.ended(at, ended.call().session);
     }
 
-    /// A job of a session, which is answered, has ended.
+    /// An answered request of a session has ended.
     fn ended(&mut self, at: &mut At<'_>, session: SessionId) {
         if let Ok(client) = self.client(session) {
-            client.jobs -= 1;
-            if client.is_gone && client.jobs == 0 {
+            client.requests -= 1;
+            if client.is_gone && client.requests == 0 {
                 self.keep_or_drop(at, session);
             }
         }
-        at.sessions.end_job(at.fabric, session);
+        at.sessions.end_request(at.fabric, session);
     }
 
     /// Answers a call by an inline result and a small payload, or by an error.
@@ -310,7 +310,7 @@ impl Service for Shares {
         (frame, tag): (Option<Frame>, u64),
         result: Result<(), GetError>,
     ) {
-        self.got_bytes(at, JobId::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
+        self.got_bytes(at, FileRequestId::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
     }
 
     fn peer_gone(&mut self, at: &mut At<'_>, session: SessionId) {
@@ -322,12 +322,12 @@ impl Service for Shares {
 
     fn turn(&mut self, at: &mut At<'_>) {
         self.turn_leases(at);
-        for (job, result) in self.workers.collect() {
-            self.finish(at, job, result);
+        for (request, result) in self.workers.collect() {
+            self.finish(at, request, result);
         }
         let granted = std::mem::take(&mut *self.mailbox.granted.lock().unwrap_or_else(PoisonError::into_inner));
-        for job in granted {
-            self.end(at, job, Ok((&[], &[])));
+        for request in granted {
+            self.end(at, request, Ok((&[], &[])));
         }
         self.end_superseded(at);
         self.feed(at);

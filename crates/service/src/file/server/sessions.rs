@@ -18,7 +18,7 @@ use super::leases::LeaseState;
 use super::outcome::{Found, Outcome};
 use super::recovery::{Claim, Home};
 use super::table::Client;
-use super::{Job, JobId, Shares, tree};
+use super::{FileRequest, FileRequestId, Shares, tree};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
 
@@ -38,9 +38,13 @@ pub(super) struct Attaching {
 
 impl Shares {
     pub(super) fn attach(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
-        // A session's first attach makes the table in which its jobs are counted: there must be no second until then.
+        // A session's first attach makes the table in which its requests are counted: there must be no second until then.
         let session = asked.call.session;
-        if self.jobs.iter().any(|(_, job)| matches!(job, Job::Attach { call, .. } if call.session == session)) {
+        if self
+            .requests
+            .iter()
+            .any(|(_, request)| matches!(request, FileRequest::Attach { call, .. } if call.session == session))
+        {
             return Err(CallError::Busy);
         }
         let share = self.shares.iter().find(|share| share.name().as_bytes() == asked.name);
@@ -51,13 +55,13 @@ impl Shares {
             return Err(CallError::NoShare);
         };
         let attaching = Attaching { share: Arc::clone(&share), right, name };
-        let job = self.start(at, Job::Attach { call: asked.call, attaching });
+        let request = self.start(at, FileRequest::Attach { call: asked.call, attaching });
         let root = move || {
             let root = share.root().try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
             Ok(Outcome::Node(tree::found(root?)?))
         };
-        if !self.workers.run(job, None, Box::new(root)) {
-            self.end(at, job, Err(CallError::Busy));
+        if !self.workers.run(request, None, Box::new(root)) {
+            self.end(at, request, Err(CallError::Busy));
         }
         Ok(())
     }
@@ -66,19 +70,19 @@ impl Shares {
     pub(super) fn attached(
         &mut self,
         at: &mut At<'_>,
-        job: JobId,
+        request: FileRequestId,
         attaching: Attaching,
         found: Result<Outcome, Errno>,
     ) {
-        let Some(session) = self.jobs.get(job).map(|job| job.call().session) else { return };
+        let Some(session) = self.requests.get(request).map(|request| request.call().session) else { return };
         let answer = match found {
             Ok(Outcome::Node(root)) => self.hold_root(at, session, &attaching, root),
             Ok(_) => Err(CallError::Malformed),
             Err(errno) => Err(errno.into()),
         };
         match answer {
-            Ok((result, entry)) => self.end(at, job, Ok((result.as_bytes(), entry.as_bytes()))),
-            Err(error) => self.end(at, job, Err(error)),
+            Ok((result, entry)) => self.end(at, request, Ok((result.as_bytes(), entry.as_bytes()))),
+            Err(error) => self.end(at, request, Err(error)),
         }
     }
 
@@ -147,7 +151,7 @@ impl Shares {
             }
         };
         // The attach itself.
-        client.jobs = 1;
+        client.requests = 1;
         let index = session.index as usize;
         if self.clients.len() <= index {
             self.clients.resize_with(index + 1, || None);
@@ -179,13 +183,14 @@ impl Shares {
         for share in &client.shares {
             super::locking::table(share).end_waits(key);
         }
-        // A job more, so that the client stays until the waits have ended.
-        client.jobs += 1;
-        at.sessions.begin_job(session);
-        let waits = |job: &Job| matches!(job, Job::Lock { call } | Job::Recalls { call } if call.session == session);
-        let waiting: Vec<_> = self.jobs.iter().filter(|(_, job)| waits(job)).map(|(slot, _)| slot).collect();
-        for job in waiting {
-            self.end(at, job, Err(Errno::INTR.into()));
+        // One more request, so that the client stays until the waits have ended.
+        client.requests += 1;
+        at.sessions.begin_request(session);
+        let waits = |request: &FileRequest| matches!(request, FileRequest::Lock { call } | FileRequest::Recalls { call } if call.session == session);
+        let waiting: Vec<_> =
+            self.requests.iter().filter(|(_, request)| waits(request)).map(|(slot, _)| slot).collect();
+        for request in waiting {
+            self.end(at, request, Err(Errno::INTR.into()));
         }
         self.leave_line(at, session);
         self.ended(at, session);

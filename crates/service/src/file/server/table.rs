@@ -76,7 +76,7 @@ pub(super) struct Client {
     pub(super) shares: Vec<Arc<Share>>,
     pub(super) replies: Replies,
     /// Its calls that have begun and not ended.
-    pub(super) jobs: usize,
+    pub(super) requests: usize,
     /// The session has ended.
     pub(super) is_gone: bool,
 }
@@ -104,7 +104,7 @@ impl Client {
             handle_count: 0,
             shares: Vec::new(),
             replies: Replies::default(),
-            jobs: 0,
+            requests: 0,
             is_gone: false,
         }
     }

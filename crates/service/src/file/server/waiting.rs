@@ -4,13 +4,13 @@ use byway_fabric::{Fabric, Remote, SessionId};
 use byway_reactor::{File, Op, Reactor};
 
 use super::super::wire::{CallError, PROTOCOL};
-use super::{JobId, Shares, Window};
+use super::{FileRequestId, Shares, Window};
 use crate::host::{At, Feeds, Line, Sessions, Tried, feed};
 
-/// A job that needs a frame.
+/// A request that needs a frame.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Transfer {
-    pub(super) job: JobId,
+    pub(super) request: FileRequestId,
     pub(super) session: SessionId,
     pub(super) len: usize,
     pub(super) begin: Begin,
@@ -40,18 +40,18 @@ impl Shares {
     }
 
     /// False if there is no frame.
-    fn try_transfer(&mut self, at: &mut At<'_>, Transfer { job, session, len, begin }: Transfer) -> bool {
+    fn try_transfer(&mut self, at: &mut At<'_>, Transfer { request, session, len, begin }: Transfer) -> bool {
         let Some(into) = at.reactor.frames().alloc(len) else { return false };
         at.sessions.note_held(session, len);
         match begin {
             Begin::Read { file, offset } => {
-                at.reactor.submit(Op::Read { file, offset, into, start: 0, len }, self.token(job));
+                at.reactor.submit(Op::Read { file, offset, into, start: 0, len }, self.token(request));
             }
             Begin::Get(window) => {
                 let from = Remote { window: window.key, offset: 0 };
-                if at.get(session, from, into, (PROTOCOL, job.to_u64())).is_err() {
+                if at.get(session, from, into, (PROTOCOL, request.to_u64())).is_err() {
                     at.sessions.note_let_go(session, len);
-                    self.end(at, job, Err(CallError::Busy));
+                    self.end(at, request, Err(CallError::Busy));
                 }
             }
         }
@@ -62,7 +62,7 @@ impl Shares {
     pub(super) fn leave_line(&mut self, at: &mut At<'_>, session: SessionId) {
         let waiting: Vec<_> = self.line.leave(session).collect();
         for transfer in waiting {
-            self.end(at, transfer.job, Err(CallError::Busy));
+            self.end(at, transfer.request, Err(CallError::Busy));
         }
     }
 

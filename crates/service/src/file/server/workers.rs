@@ -7,7 +7,7 @@ use rustix::io::Errno;
 use rustix::process::{Gid, Uid};
 
 use super::super::share::NOBODY;
-use super::JobId;
+use super::FileRequestId;
 use super::outcome::Outcome;
 use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 
@@ -15,11 +15,11 @@ use crate::limits::{FILE_JOBS_MAX, FILE_WORKERS_MAX};
 pub(super) type Work = Box<dyn FnOnce() -> Result<Outcome, Errno> + Send>;
 
 /// What came of a call. None: it was something to drop.
-type Ended = Option<(JobId, Result<Outcome, Errno>)>;
+type Ended = Option<(FileRequestId, Result<Outcome, Errno>)>;
 
 enum Queued {
     /// A call, with the rights of a user; None: with any, since it needs none.
-    Call { job: JobId, user: Option<User>, work: Work },
+    Call { request: FileRequestId, user: Option<User>, work: Work },
     /// Something to drop, which may close files.
     Drop(Box<dyn Send>),
 }
@@ -39,8 +39,8 @@ impl Workers {
     }
 
     /// Queues a call of `user`, or one that needs no rights. False if no thread runs and none can be started: it will not run.
-    pub(super) fn run(&mut self, job: JobId, user: Option<User>, work: Work) -> bool {
-        self.0.run(Queued::Call { job, user, work }, FILE_WORKERS_MAX).is_ok()
+    pub(super) fn run(&mut self, request: FileRequestId, user: Option<User>, work: Work) -> bool {
+        self.0.run(Queued::Call { request, user, work }, FILE_WORKERS_MAX).is_ok()
     }
 
     /// Has a thread drop something: the last close of a file may wait for the file system.
@@ -50,7 +50,7 @@ impl Workers {
     }
 
     /// Takes the calls that have ended.
-    pub(super) fn collect(&mut self) -> Vec<(JobId, Result<Outcome, Errno>)> {
+    pub(super) fn collect(&mut self) -> Vec<(FileRequestId, Result<Outcome, Errno>)> {
         let mut ended = Vec::new();
         self.0.collect(&mut ended);
         ended.into_iter().flatten().collect()
@@ -62,9 +62,9 @@ fn runner() -> Runner<Queued, Ended> {
     let mut rights = Rights::default();
     Box::new(move |queued| match queued {
         // Without the user's rights, or with another mode than was asked for, nothing is done.
-        Queued::Call { job, user, work } => {
+        Queued::Call { request, user, work } => {
             let take = |()| user.map_or(Ok(()), |user| rights.take(&user));
-            Some((job, umask.and_then(take).and_then(|()| work())))
+            Some((request, umask.and_then(take).and_then(|()| work())))
         }
         Queued::Drop(what) => {
             drop(what);

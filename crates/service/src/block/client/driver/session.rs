@@ -11,7 +11,7 @@ use super::super::super::wire::{
     Arguments, CallError, FLAG_READ_ONLY, Method, NOTICE_RESIZED, OpenResult, PROTOCOL, Resized, VOLUME_READ_ONLY,
     VOLUME_VOLATILE,
 };
-use super::super::machine::Place;
+use super::super::machine::ServerEpoch;
 use super::{Core, Notice, Pending, State, VolumeInfo};
 use crate::host::sending::send_outbox;
 use crate::limits::{CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN};
@@ -86,7 +86,7 @@ impl Core {
             volatile: flags & VOLUME_VOLATILE != 0,
             instance: self.agreed.map_or(0, |agreed| agreed.instance),
             store: opened.store.get(),
-            medium: opened.medium.get(),
+            backing_id: opened.backing_id.get(),
         };
         if self.info.is_some_and(|old| old.len != info.len) {
             self.notice(Notice::Resized(info.len));
@@ -95,7 +95,11 @@ impl Core {
         self.state = State::Open { handle: opened.handle.get() };
         self.backoff = RECONNECT_MIN;
         self.notice(Notice::Opened(info));
-        self.machine.connected(Place { instance: info.instance, store: info.store }, info.medium, info.volatile);
+        self.machine.connected(
+            ServerEpoch { instance: info.instance, store: info.store },
+            info.backing_id,
+            info.volatile,
+        );
         if self.machine.failed().is_some() {
             self.give_up(fabric, reactor);
         }

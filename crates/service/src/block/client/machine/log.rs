@@ -3,7 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 
 use super::super::super::wire::CallError;
-use super::{Kind, Machine, OpId, Operation, Place, Purpose, Room};
+use super::{Kind, Machine, OpId, Operation, Purpose, Room, ServerEpoch};
 
 /// Names a kept change. The log is in the order of these names: what a cut leaves of a change keeps its place in the
 /// order of acknowledgements, and lies in the order of offsets.
@@ -24,7 +24,7 @@ pub(super) struct Unflushed<W> {
     pub(super) from: Option<W>,
     pub(super) start: usize,
     /// Where it is, and none newer is missing; `None` if it must be sent again wherever that is.
-    pub(super) place: Option<Place>,
+    pub(super) epoch: Option<ServerEpoch>,
     /// It is being sent again.
     pub(super) sent: bool,
 }
@@ -62,22 +62,22 @@ fn log_cost(len: u64, has_payload: bool) -> usize {
 }
 
 impl<R, W: Clone> Machine<R, W> {
-    /// Begins to send again what may be missing in a place: from the first such change on all that are kept, since what is sent again
-    /// goes over what came after it. That place may be one where the later ones are, if there were others in between.
-    pub(super) fn begin_replay(&mut self, place: Place) {
+    /// Begins to send again what may be missing in an epoch: from the first such change on all that are kept, since what is sent again
+    /// goes over what came after it. That epoch may be one where the later ones are, if there were others in between.
+    pub(super) fn begin_replay(&mut self, epoch: ServerEpoch) {
         self.replay_from = 0;
-        let missing = self.log.iter().position(|entry| entry.place != Some(place));
+        let missing = self.log.iter().position(|entry| entry.epoch != Some(epoch));
         let from = missing.unwrap_or(self.log.len());
-        self.log.iter_mut().skip(from).for_each(|entry| entry.place = None);
+        self.log.iter_mut().skip(from).for_each(|entry| entry.epoch = None);
         self.replaying = missing.is_some() && !seeded::is(Bug::NoReplay);
     }
 
-    /// The next entry of the log that may be missing in this place.
+    /// The next entry of the log that may be missing in this epoch.
     pub(super) fn next_replay(&mut self) -> Option<OpId> {
-        let place = Some(self.place?);
+        let epoch = Some(self.epoch?);
         let waits = |index: &usize| {
             self.count_step();
-            self.log[*index].place != place && !self.log[*index].sent
+            self.log[*index].epoch != epoch && !self.log[*index].sent
         };
         let backwards = seeded::is(Bug::ReplayBackwards);
         let mut left = self.replay_from..self.log.len();
@@ -106,7 +106,7 @@ impl<R, W: Clone> Machine<R, W> {
 
     /// Keeps an acknowledged change until a flush covers it.
     pub(super) fn keep(&mut self, operation: &Operation<R, W>) {
-        let Some(place) = self.place else { return };
+        let Some(epoch) = self.epoch else { return };
         if self.volatile {
             return;
         }
@@ -124,7 +124,7 @@ impl<R, W: Clone> Machine<R, W> {
             len: operation.len,
             from: operation.from.clone(),
             start: operation.start,
-            place: Some(place),
+            epoch: Some(epoch),
             sent: false,
         });
         self.next_sequence += 1;
@@ -161,9 +161,9 @@ impl<R, W: Clone> Machine<R, W> {
     }
 
     pub(super) fn replay_went(&mut self, name: Name) {
-        let Some(place) = self.place else { return };
+        let Some(epoch) = self.epoch else { return };
         if let Some(index) = self.index_of(name) {
-            self.log[index].place = Some(place);
+            self.log[index].epoch = Some(epoch);
             self.log[index].sent = false;
         }
     }

@@ -1,9 +1,9 @@
 //! Room for changes in the log, where the client's own flush has failed.
 //!
 //! The client keeps its log then: the server may have lost what it covers, and the client sends it again into the next
-//! place, once an operator has had the volume's files opened anew. Until then no flush makes the log shorter, so changes wait
+//! epoch, once an operator has had the volume's files opened anew. Until then no flush makes the log shorter, so changes wait
 //! at the bound. They wait for `lost_after`, as they would for a server that is gone; then they fail, and so does each change
-//! that comes after them. The log stays, reads go on, and in the next place changes are taken again.
+//! that comes after them. The log stays, reads go on, and in the next epoch changes are taken again.
 
 use byway_reactor::Instant;
 
@@ -15,7 +15,7 @@ use super::{Duration, Machine, Purpose};
 /// to wait long behind it.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What is known of the log's bound in the place where the client is.
+/// What is known of the log's bound in the current epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Room {
     /// The client flushes when its log is half full.
@@ -86,13 +86,13 @@ impl<R, W: Clone> Machine<R, W> {
 mod tests {
     use super::super::super::super::error::BlockError;
     use super::super::super::request::{Answer, Bounds, Request};
-    use super::super::{Kind, Place};
+    use super::super::{Kind, ServerEpoch};
     use super::*;
 
     const SECTORS: u64 = 12;
     const BOUNDS: Bounds =
         Bounds { requests_max: 64, unflushed_bytes_max: SECTORS as usize * 4096, lost_after: Duration::from_secs(10) };
-    const FIRST: Place = Place { instance: 1, store: 1 };
+    const FIRST: ServerEpoch = ServerEpoch { instance: 1, store: 1 };
 
     /// A client whose own flush has failed, with as many changes as it keeps and one more, of tag `SECTORS`.
     fn without_room() -> Machine<(), ()> {
@@ -124,7 +124,7 @@ mod tests {
         machine.connected(FIRST, 1, false);
         assert_eq!(machine.next(at), None, "the same files: no flush works there");
         machine.disconnected(at);
-        machine.connected(Place { store: 2, ..FIRST }, 1, false);
+        machine.connected(ServerEpoch { store: 2, ..FIRST }, 1, false);
         let mut sent = Vec::new();
         while let Some(id) = machine.next(at) {
             let operation = machine.operation(id).unwrap();
@@ -164,7 +164,7 @@ mod tests {
             "what is kept stays"
         );
         machine.disconnected(at(10_000));
-        machine.connected(Place { store: 2, ..FIRST }, 1, false);
+        machine.connected(ServerEpoch { store: 2, ..FIRST }, 1, false);
         machine.submit(Request::Trim { offset: 0, len: 4096, durable: false }, 102).unwrap();
         while let Some(id) = machine.next(at(10_000)) {
             machine.complete(id, Ok(Answer::Unit), at(10_000));

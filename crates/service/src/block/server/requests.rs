@@ -12,7 +12,7 @@ use super::super::engine::{Done, Outcome, ReadFlags, Slice, Step, VolumeId};
 use super::super::error::BlockError;
 use super::super::payload::Payload;
 use super::super::wire::{CallError, EXTENT_HOLE, status_of};
-use super::{Serving, job_of};
+use super::{ServerContext, request_of};
 
 /// A read, until it is answered.
 #[derive(Clone, Copy, Debug)]
@@ -50,34 +50,39 @@ pub(super) struct Write {
     pub(super) error: Option<CallError>,
 }
 
-/// What a [`Job`] is called.
-pub(super) type JobId = Slot<Job>;
+/// What a [`BlockRequest`] is called.
+pub(super) type BlockRequestId = Slot<BlockRequest>;
 
 /// Something that has not ended.
 #[derive(Debug)]
-pub(super) enum Job {
+pub(super) enum BlockRequest {
     Read(Read),
     /// A small write, flush, trim, zero, prefetch, list of extents.
     Plain(CallRef),
     Write(Write),
     /// A piece of a write that is got from the client.
     Part {
-        write: JobId,
+        write: BlockRequestId,
         session: SessionId,
         at: usize,
         len: usize,
     },
 }
 
-impl Serving<'_> {
-    pub(super) fn start_job(&mut self, session: SessionId, job: Job) -> JobId {
-        self.sessions.begin_job(session);
-        self.core.jobs.insert(job)
+impl ServerContext<'_> {
+    pub(super) fn start_request(&mut self, session: SessionId, request: BlockRequest) -> BlockRequestId {
+        self.sessions.begin_request(session);
+        self.core.in_flight.insert(request)
     }
 
-    pub(super) fn end_job(&mut self, fabric: &mut Fabric, session: SessionId, job: JobId) -> Option<Job> {
-        let ended = self.core.jobs.remove(job)?;
-        self.sessions.end_job(fabric, session);
+    pub(super) fn end_request(
+        &mut self,
+        fabric: &mut Fabric,
+        session: SessionId,
+        request: BlockRequestId,
+    ) -> Option<BlockRequest> {
+        let ended = self.core.in_flight.remove(request)?;
+        self.sessions.end_request(fabric, session);
         Some(ended)
     }
 
@@ -85,8 +90,8 @@ impl Serving<'_> {
     pub(super) fn try_read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) -> bool {
         let session = read.call.session;
         let private = self.sessions.get(session).is_some_and(|session| session.private);
-        let job = self.start_job(session, Job::Read(read));
-        let tag = self.core.tag(job);
+        let request = self.start_request(session, BlockRequest::Read(read));
+        let tag = self.core.tag(request);
         let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
         let sliced = read.len > SMALL_BYTES_MAX;
         let flags = ReadFlags { private, sliced, device, part: false };
@@ -96,14 +101,14 @@ impl Serving<'_> {
                 return true;
             }
             Ok(Step::Busy) => {
-                self.end_job(fabric, session, job);
+                self.end_request(fabric, session, request);
                 return false;
             }
             Ok(Step::Now(payload)) => Ok(payload),
             Ok(Step::InParts) => Err(BlockError::TooLong),
             Err(error) => Err(error),
         };
-        self.end_job(fabric, session, job);
+        self.end_request(fabric, session, request);
         self.answer_read(fabric, reactor, &read, result);
         true
     }
@@ -143,8 +148,8 @@ impl Serving<'_> {
     }
 
     /// Sends a slice of a read: by itself, or with the reply, if it is the last.
-    fn answer_slice(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, job: JobId, slice: Slice) {
-        let Some(Job::Read(read)) = self.core.jobs.get_mut(job) else { return };
+    fn answer_slice(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, request: BlockRequestId, slice: Slice) {
+        let Some(BlockRequest::Read(read)) = self.core.in_flight.get_mut(request) else { return };
         let session = read.call.session;
         let sliced = read.sliced.get_or_insert_with(|| Sliced { route: fabric.route(session), bytes: 0 });
         sliced.bytes += slice.payload.len();
@@ -210,7 +215,7 @@ impl Serving<'_> {
         &mut self,
         fabric: &mut Fabric,
         call: CallRef,
-        job: JobId,
+        request: BlockRequestId,
         step: &Result<Step<()>, BlockError>,
     ) {
         let result = match step {
@@ -219,22 +224,24 @@ impl Serving<'_> {
             Ok(Step::Busy | Step::InParts) => Err(CallError::Busy),
             Err(error) => Err((*error).into()),
         };
-        self.end_job(fabric, call.session, job);
+        self.end_request(fabric, call.session, request);
         self.answer(fabric, call, result);
     }
 
     /// The engine has ended a request.
     pub(super) fn ended(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, done: Done) {
-        let slot = job_of(done.tag);
-        let (session, part) = match self.core.jobs.get(slot) {
+        let slot = request_of(done.tag);
+        let (session, part) = match self.core.in_flight.get(slot) {
             None => return,
-            Some(Job::Read(Read { call, .. }) | Job::Plain(call) | Job::Write(Write { call, .. })) => {
-                (call.session, None)
-            }
-            Some(Job::Part { session, write, len, .. }) => (*session, Some((*write, *len))),
+            Some(
+                BlockRequest::Read(Read { call, .. })
+                | BlockRequest::Plain(call)
+                | BlockRequest::Write(Write { call, .. }),
+            ) => (call.session, None),
+            Some(BlockRequest::Part { session, write, len, .. }) => (*session, Some((*write, *len))),
         };
         if let Some((write, len)) = part {
-            self.end_job(fabric, session, slot);
+            self.end_request(fabric, session, slot);
             let result = match done.outcome {
                 Outcome::Unit(result) => result.map_err(CallError::from),
                 _ => Err(CallError::Malformed),
@@ -242,28 +249,34 @@ impl Serving<'_> {
             return self.part_ended(fabric, write, len, result);
         }
         let read_ended = !matches!(&done.outcome, Outcome::Slice(slice) if !slice.last);
-        if let Some(&Job::Read(read)) = self.core.jobs.get(slot).filter(|_| read_ended) {
+        if let Some(&BlockRequest::Read(read)) = self.core.in_flight.get(slot).filter(|_| read_ended) {
             self.sessions.note_let_go(session, read.len);
         }
         if let Outcome::Slice(slice) = done.outcome {
             let last = slice.last;
             self.answer_slice(fabric, reactor, slot, slice);
             if last {
-                self.end_job(fabric, session, slot);
+                self.end_request(fabric, session, slot);
             }
             return;
         }
-        // The answer goes first: the end of the last job may be the end of the session.
-        match (self.core.jobs.get(slot), done.outcome) {
-            (Some(&Job::Read(read)), Outcome::Read(result)) => self.answer_read(fabric, reactor, &read, result),
-            (Some(&Job::Plain(call)), Outcome::Unit(result)) => {
+        // The answer goes first: the end of the last request may be the end of the session.
+        match (self.core.in_flight.get(slot), done.outcome) {
+            (Some(&BlockRequest::Read(read)), Outcome::Read(result)) => {
+                self.answer_read(fabric, reactor, &read, result);
+            }
+            (Some(&BlockRequest::Plain(call)), Outcome::Unit(result)) => {
                 self.answer(fabric, call, result.map_err(CallError::from));
             }
-            (Some(&Job::Plain(call)), Outcome::Extents(Ok(extents))) => self.answer_extents(fabric, call, &extents),
-            (Some(&Job::Plain(call)), Outcome::Extents(Err(error))) => self.answer(fabric, call, Err(error.into())),
+            (Some(&BlockRequest::Plain(call)), Outcome::Extents(Ok(extents))) => {
+                self.answer_extents(fabric, call, &extents);
+            }
+            (Some(&BlockRequest::Plain(call)), Outcome::Extents(Err(error))) => {
+                self.answer(fabric, call, Err(error.into()));
+            }
             _ => debug_assert!(false, "an answer of another kind than the question"),
         }
-        self.end_job(fabric, session, slot);
+        self.end_request(fabric, session, slot);
     }
 
     pub(super) fn answer_extents(&mut self, fabric: &mut Fabric, call: CallRef, extents: &[byway_reactor::Extent]) {

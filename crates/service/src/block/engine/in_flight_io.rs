@@ -6,13 +6,13 @@ use byway_reactor::{Allocate, Extent, Instant};
 use super::fault::{Fault, RunFault};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
-use crate::block::health::{Description, SyncUnderWay};
 use crate::block::payload::{Payload, Piece};
 use crate::block::stripe::Run;
+use crate::block::sync_tracker::{Description, SyncUnderWay};
 use crate::block::volume::Volume;
 
 /// A request with operations in flight.
-pub(super) struct Job {
+pub(super) struct InFlightIo {
     pub(super) tag: Tag,
     pub(super) volume: VolumeId,
     pub(super) operation: Operation,
@@ -29,10 +29,10 @@ pub(super) struct Job {
     pub(super) fault: Option<Fault>,
     /// Where it has synced, in order.
     pub(super) synced: Vec<Description>,
-    pub(super) kind: JobKind,
+    pub(super) kind: IoKind,
 }
 
-pub(super) enum JobKind {
+pub(super) enum IoKind {
     Read {
         pieces: Vec<Option<Piece>>,
         slices: Vec<SliceState>,
@@ -85,9 +85,9 @@ pub(super) enum Way {
     Written(u64),
 }
 
-/// One operation of a job: which, and which part of it.
+/// One operation of a request: which, and which part of it.
 pub(super) struct RunState {
-    pub(super) job: usize,
+    pub(super) io: usize,
     pub(super) part: usize,
     pub(super) len: usize,
     /// The file to sync, by its place in the volume, when this write to it has ended well.
@@ -99,11 +99,11 @@ pub(super) struct RunState {
 }
 
 impl RunState {
-    /// It has failed. If data may be lost by that, the others that are under way, also of other jobs, must know at once:
-    /// the end of this job may come after theirs.
+    /// It has failed. If data may be lost by that, the others that are under way, also of other requests, must know at once:
+    /// the end of this request may come after theirs.
     pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {
         if self.may_have_lost(error) && !seeded::is(Bug::ForgottenFlushError) {
-            volume.health().note_failed_flush();
+            volume.sync_tracker().note_failed_flush();
         }
     }
 
@@ -125,12 +125,12 @@ pub(super) fn unit_result(outcome: &byway_reactor::Outcome) -> Result<(), BlockE
     }
 }
 
-impl Job {
+impl InFlightIo {
     /// Takes the end of one of its operations.
     pub(super) fn take(&mut self, run: &RunState, outcome: byway_reactor::Outcome) -> Result<(), BlockError> {
         use byway_reactor::Outcome as Went;
         match (&mut self.kind, outcome) {
-            (JobKind::Read { pieces, slices }, Went::Read { into, result }) => {
+            (IoKind::Read { pieces, slices }, Went::Read { into, result }) => {
                 let n = result?;
                 // The backing file became shorter than the volume: that is an error, never made-up zeroes.
                 if n < run.len {
@@ -142,18 +142,18 @@ impl Job {
                 pieces[run.part] = Some(Piece::Frame { frame: into, len: run.len });
                 Ok(())
             }
-            (JobKind::Extents { parts, .. }, Went::Extents(result)) => {
+            (IoKind::Extents { parts, .. }, Went::Extents(result)) => {
                 parts[run.part] = Some(result?);
                 Ok(())
             }
-            (JobKind::Trim, Went::Allocated(Err(byway_reactor::Errno::OPNOTSUPP))) => Ok(()),
+            (IoKind::Trim, Went::Allocated(Err(byway_reactor::Errno::OPNOTSUPP))) => Ok(()),
             (_, outcome) => unit_result(&outcome),
         }
     }
 
     /// The slice that one of its operations has completed, to be told now.
     pub(super) fn slice_of(&mut self, part: usize) -> Option<Slice> {
-        let JobKind::Read { pieces, slices } = &mut self.kind else { return None };
+        let IoKind::Read { pieces, slices } = &mut self.kind else { return None };
         let at = slice_with(slices, part).filter(|at| slices[*at].left == 0)?;
         let end = slices.get(at + 1).map_or(pieces.len(), |next| next.first);
         let mut payload = Payload::default();
@@ -162,15 +162,15 @@ impl Job {
     }
 
     /// Whether all of it was told in slices.
-    pub(super) fn is_told(&self) -> bool {
-        matches!(&self.kind, JobKind::Read { slices, .. } if !slices.is_empty()) && self.error.is_none()
+    pub(super) fn fully_streamed(&self) -> bool {
+        matches!(&self.kind, IoKind::Read { slices, .. } if !slices.is_empty()) && self.error.is_none()
     }
 
     /// Whether its answer will say that something is durable.
     pub(super) fn says_durable(&self) -> bool {
         let durable = match &self.kind {
-            JobKind::Flush | JobKind::Write { durable: true } => true,
-            JobKind::Zero(zeroing) => zeroing.flags.durable,
+            IoKind::Flush | IoKind::Write { durable: true } => true,
+            IoKind::Zero(zeroing) => zeroing.flags.durable,
             _ => false,
         };
         durable && self.error.is_none()
@@ -180,11 +180,11 @@ impl Job {
         let tag = self.tag;
         let mut failed = self.error;
         // The kernel reports a failure to one of the syncs that were under way: the others' data may be lost as well.
-        if self.says_durable() && volume.health().flush_failed() {
+        if self.says_durable() && volume.sync_tracker().flush_failed() {
             failed = Some(BlockError::FlushFailed);
         }
         let outcome = match self.kind {
-            JobKind::Read { pieces, .. } => Outcome::Read(failed.map_or_else(
+            IoKind::Read { pieces, .. } => Outcome::Read(failed.map_or_else(
                 || {
                     let mut payload = Payload::default();
                     pieces.into_iter().flatten().for_each(|piece| payload.push(piece));
@@ -192,7 +192,7 @@ impl Job {
                 },
                 Err,
             )),
-            JobKind::Extents { parts, wanted, count_max } => {
+            IoKind::Extents { parts, wanted, count_max } => {
                 Outcome::Extents(failed.map_or_else(|| Ok(join_extents(parts, &wanted, count_max)), Err))
             }
             _ => Outcome::Unit(failed.map_or(Ok(()), Err)),

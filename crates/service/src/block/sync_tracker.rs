@@ -9,11 +9,11 @@ use byway_fabric::random::Random;
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Health {
+pub(super) struct SyncTracker {
     /// A flush failed: what it covered may be lost, and the kernel says so only once.
     flush_failed: AtomicBool,
     /// Names these files, unlike any others.
-    store_identity: u64,
+    open_epoch: u64,
     syncs: Mutex<Syncs>,
 }
 
@@ -22,8 +22,8 @@ pub(super) struct Health {
 struct Syncs {
     begun: u64,
     /// By description and number: whose they are.
-    under_way: BTreeMap<Description, BTreeMap<u64, Place>>,
-    places: u64,
+    under_way: BTreeMap<Description, BTreeMap<u64, SyncOwner>>,
+    owners: u64,
 }
 
 /// One of the open file descriptions of a file of a volume.
@@ -42,7 +42,7 @@ impl Description {
 
 /// One who syncs: a volume on one loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place(u64);
+pub(super) struct SyncOwner(u64);
 
 /// A moment: what began before, and what after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,20 +51,20 @@ pub(super) struct Mark(u64);
 /// A sync, or a write that syncs, from before it is submitted until what came of it is noted.
 #[derive(Debug)]
 pub(super) struct SyncUnderWay {
-    health: Arc<Health>,
+    sync_tracker: Arc<SyncTracker>,
     on: Description,
     number: u64,
     noted: bool,
 }
 
-impl Health {
+impl SyncTracker {
     pub(super) fn new() -> Arc<Self> {
-        let store_identity = Random::from_kernel().next_u64().max(1);
-        Arc::new(Self { flush_failed: AtomicBool::new(false), store_identity, syncs: Mutex::default() })
+        let open_epoch = Random::from_kernel().next_u64().max(1);
+        Arc::new(Self { flush_failed: AtomicBool::new(false), open_epoch, syncs: Mutex::default() })
     }
 
-    pub(super) fn store_identity(&self) -> u64 {
-        self.store_identity
+    pub(super) fn open_epoch(&self) -> u64 {
+        self.open_epoch
     }
 
     pub(super) fn flush_failed(&self) -> bool {
@@ -79,14 +79,14 @@ impl Health {
         self.syncs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn new_place(&self) -> Place {
+    pub(super) fn new_owner(&self) -> SyncOwner {
         let mut syncs = self.syncs();
-        syncs.places += 1;
-        Place(syncs.places)
+        syncs.owners += 1;
+        SyncOwner(syncs.owners)
     }
 
     /// Begins a sync of a file that has so many descriptions: on the one with the fewest under way.
-    pub(super) fn begin_sync(self: &Arc<Self>, place: Place, file: usize, descriptions: usize) -> SyncUnderWay {
+    pub(super) fn begin_sync(self: &Arc<Self>, owner: SyncOwner, file: usize, descriptions: usize) -> SyncUnderWay {
         let mut syncs = self.syncs();
         syncs.begun += 1;
         let begun = syncs.begun;
@@ -94,8 +94,8 @@ impl Health {
             |number: &usize| syncs.under_way.get(&Description { file, number: *number }).map_or(0, BTreeMap::len);
         let number = (0..descriptions).min_by_key(under_way).unwrap_or(0);
         let on = Description { file, number };
-        syncs.under_way.entry(on).or_default().insert(begun, place);
-        SyncUnderWay { health: Arc::clone(self), on, number: begun, noted: false }
+        syncs.under_way.entry(on).or_default().insert(begun, owner);
+        SyncUnderWay { sync_tracker: Arc::clone(self), on, number: begun, noted: false }
     }
 
     pub(super) fn mark(&self) -> Mark {
@@ -108,11 +108,11 @@ impl Health {
         &self,
         mark: Mark,
         on: impl IntoIterator<Item = Description>,
-    ) -> Option<(Description, Place)> {
+    ) -> Option<(Description, SyncOwner)> {
         let syncs = self.syncs();
         on.into_iter().find_map(|on| {
-            let (_, place) = syncs.under_way.get(&on)?.range(..=mark.0).next()?;
-            Some((on, *place))
+            let (_, owner) = syncs.under_way.get(&on)?.range(..=mark.0).next()?;
+            Some((on, *owner))
         })
     }
 }
@@ -133,9 +133,9 @@ impl Drop for SyncUnderWay {
     fn drop(&mut self) {
         // Its loop has ended before it: nobody was told what the kernel said.
         if !self.noted {
-            self.health.note_failed_flush();
+            self.sync_tracker.note_failed_flush();
         }
-        if let Some(under_way) = self.health.syncs().under_way.get_mut(&self.on) {
+        if let Some(under_way) = self.sync_tracker.syncs().under_way.get_mut(&self.on) {
             under_way.remove(&self.number);
         }
     }
