@@ -1,12 +1,12 @@
-//! Copies of bytes that somebody else may read or write at the same time: another thread, the peer of a shared mapping, the
-//! kernel.
+//! Copies of bytes that another thread, the peer of a shared mapping, or the kernel may change at the same time.
 //!
-//! No reference is made to such bytes, and `ptr::copy` is no way either: to the compiler both say that the bytes do not change
-//! meanwhile. These copies are to it what relaxed atomic accesses of each byte are (C++'s `atomic_load_per_byte_memcpy`,
-//! P1478): each byte is an old or a new one, and nothing else follows from a race. On x86-64 they are instructions that the
-//! compiler does not look into; elsewhere they are atomic words and bytes.
+//! No reference is made to such bytes, and `ptr::copy` is not used: both promise the compiler that the bytes do not change.
+//! To the compiler these copies are relaxed atomic accesses of each byte (C++'s `atomic_load_per_byte_memcpy`, P1478): each
+//! byte is an old or a new one, and a race has no other consequence. On x86-64 they are instructions that the compiler does
+//! not inspect; elsewhere they are atomic words and bytes.
 //!
-//! `cargo run --release -p byway-reactor --example copy_rate` compares them with `memcpy`: docs/decisions/0031 has the figures.
+//! `cargo run --release -p byway-reactor --example copy_rate` compares them with `memcpy`: docs/decisions/0031 has the
+//! figures.
 
 #[cfg(any(not(target_arch = "x86_64"), miri))]
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};

@@ -1,4 +1,4 @@
-//! What a loop has moved, by who copied it: the copy count is the first thing that a benchmark prints.
+//! The bytes that a loop has moved, by the kind of copy: the copy count is the first thing that a benchmark prints.
 
 /// Bytes and calls since the loop started. Every field only grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

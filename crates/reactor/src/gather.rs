@@ -1,4 +1,4 @@
-//! What is sent and where what is received goes: lists of pieces of memory and of mapped files.
+//! Sources of sends and destinations of receives: lists of pieces of memory and of mapped files.
 
 use std::rc::Rc;
 

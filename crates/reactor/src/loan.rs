@@ -1,14 +1,14 @@
-//! Memory of a mapping that peers over shared memory are given a view of.
+//! Memory of a mapping that is lent to peers over shared memory.
 //!
-//! A peer that was lent memory for writing may be stopped in the middle of a copy, and go on with it long after its session has
-//! ended. So such memory is one peer's at a time, and can be taken back: this process's pages are replaced by copies, which no
+//! A peer with memory for writing may be stopped in the middle of a copy, and continue it long after its session has ended.
+//! So such memory is lent to one peer at a time, and can be taken back: this process's pages are replaced by copies that no
 //! other process has ([`Loan::take_back`]).
 //!
-//! What is lent for reading is sealed first (`F_SEAL_FUTURE_WRITE`, Linux 5.1): from then on the kernel lets nobody write there,
-//! map it for writing or punch holes, but by mappings that were made before: ours, and a caller's. A descriptor for reading alone
-//! would not do, since `/proc/self/fd` opens its file anew for writing. Any number of peers may have such memory, and nothing need
-//! be taken back; but it is never lent for writing again. Nor is what a device holds on to, which is sealed for the same reason:
-//! its pages stay those of the file.
+//! Memory that is lent for reading is sealed first (`F_SEAL_FUTURE_WRITE`, Linux 5.1). From then on the kernel permits no
+//! writes, new writable mappings or holes, except through existing mappings: this process's and a caller's. A read-only
+//! descriptor would not be enough, because `/proc/self/fd` can open its file again for writing. Any number of peers may have
+//! such memory, and it need not be taken back; but it is never lent for writing again. Neither is memory that a device uses,
+//! which is sealed for the same reason: its pages must stay those of the file.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicIsize, Ordering};

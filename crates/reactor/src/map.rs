@@ -1,9 +1,9 @@
-//! Shared read-only mappings of files, sent from without a copy in user space, and what is known of their residency.
+//! Shared read-only mappings of files, sent without a copy in user space, and their cached residency.
 //!
-//! We never read a mapping of a file that could be truncated ourselves: the kernel does, in a send, and answers `EFAULT`
-//! (never a signal) where it was. A page that is not in memory would make the loop wait for a disk, so senders ask
-//! [`Mapping::resident`] first. Asking the kernel costs a system call; the answer is kept for about a second per
-//! block of 64 pages. A page that leaves memory within that time costs one wait, never wrong data.
+//! The process never reads a mapping of a file that could be truncated. The kernel reads it during a send, and answers
+//! `EFAULT` (never a signal) where the file was cut off. A page that is not in memory would make the loop wait for a disk,
+//! so senders ask [`Mapping::resident`] first. Asking the kernel costs a system call; the answer is kept for about a second
+//! per block of 64 pages. A page that leaves memory within that time costs one wait, never wrong data.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;

@@ -1,21 +1,21 @@
-//! The keeper of the process's mappings: a limit on the bytes of mapped files in its page tables.
+//! A limit on the bytes of mapped files in the process's page tables.
 //!
-//! A page that was sent from a mapping stays in our page tables until the kernel is short of memory. So a node that has
-//! served a large file has all of it as resident memory, which is what the OOM killer weighs and what the kernel takes
-//! back with more pains than pages of the cache alone. Above the limit a thread goes round over all mappings like the
-//! hand of a clock and lets go of what it meets (`madvise(2)`, `MADV_DONTNEED`: of a shared mapping no byte is lost, the
-//! page cache keeps the page, and the next send maps it again, 16 neighbours with it), down to 7/8 of the limit.
+//! A page that was sent from a mapping stays in the process's page tables until the kernel is short of memory. So a node
+//! that has served a large file has all of it as resident memory. The OOM killer counts it, and the kernel reclaims it with
+//! more effort than pages of the cache alone. Above the limit a thread passes over all mappings like the hand of a clock and
+//! releases pages (`madvise(2)`, `MADV_DONTNEED`), down to 7/8 of the limit. No byte of a shared mapping is lost: the page
+//! cache keeps the page, and the next send maps it again, with 16 neighbours.
 //!
-//! The limit is the process's, since its resident memory is. Loops do not ask how much that is: each adds up what its
-//! sends and receives may have mapped, and pokes the thread once in a quantum. Nothing else wakes it; a round that did
-//! not help, since what is mapped is something else, is not tried again before the next poke.
+//! The limit is for the process, as resident memory is. Loops do not ask how much that is: each adds up the bytes that its
+//! sends and receives may have mapped, and wakes the thread once in a quantum. Nothing else wakes it. If a round does not
+//! help, because the resident memory is something else, it is not repeated before the next wake-up.
 //!
-//! What the limit does not hold:
+//! The limit does not cover:
 //!
-//! - Sends under way, less than a quantum a loop, and what the loops map until the thread gets a core. With all cores busy
-//!   and 64 KiB mapped for every read of 4 KiB that was up to 56 MiB (docs/decisions/0013).
-//! - Page tables. Kernels before 6.14 keep those that became empty: 8 bytes for each page that was ever touched, 0.2 %.
-//! - Files in huge pages: one fault maps 2 MiB of them where the loops count 64 KiB, so pokes come late.
+//! - Sends in flight, less than a quantum for each loop, and pages that the loops map until the thread gets a core. With all
+//!   cores busy and 64 KiB mapped for every read of 4 KiB that was up to 56 MiB (docs/decisions/0013).
+//! - Page tables. Kernels before 6.14 keep empty ones: 8 bytes for each page that was ever touched, 0.2 %.
+//! - Files in huge pages: one fault maps 2 MiB where the loops count 64 KiB, so wake-ups come late.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -1,9 +1,9 @@
-//! Memory that outlives any loop and belongs to no thread, with a count of who may still touch it.
+//! Memory that outlives any loop and belongs to no thread, with a count of its users.
 //!
-//! A [`Frame`](crate::Frame) lives and dies on its loop's thread. Where the memory of an operation is a program's own, which
-//! other threads look at, it is a range of a mapping: frames over it are made when an operation starts
-//! ([`Frame::over`](crate::Frame::over)), and each of them is a [`Use`]. So the count is exact whatever way a frame takes
-//! through loop and kernel, and at zero nobody but the owner can reach the bytes.
+//! A [`Frame`](crate::Frame) lives on its loop's thread. A program's own memory, which other threads also access, is a range
+//! of a mapping instead: frames over it are made when an operation starts ([`Frame::over`](crate::Frame::over)), and each is
+//! a [`Use`]. So the count is exact on every path of a frame through loop and kernel. At zero only the owner can reach the
+//! bytes.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;

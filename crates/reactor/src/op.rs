@@ -1,7 +1,7 @@
-//! What a loop is asked to do, and what it answers.
+//! The operations of a loop, and their completions.
 //!
-//! An [`Op`] owns the memory that it works on; its [`Completion`] gives the memory back, also after an error or a
-//! cancellation. So nothing that the kernel may still touch is ever in the caller's hands.
+//! An [`Op`] owns the memory that it works on; its [`Completion`] returns the memory, also after an error or a cancellation.
+//! So the caller never holds memory that the kernel may still touch.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

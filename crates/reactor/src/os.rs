@@ -1,5 +1,4 @@
-//! What the two backends that talk to the kernel share: files, listeners, timers, workers, and the list of completions
-//! that are ready.
+//! The common part of the io_uring and epoll backends: files, listeners, timers, workers, and the list of ready completions.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};

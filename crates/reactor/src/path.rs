@@ -1,4 +1,4 @@
-//! What the kernel knows of a TCP connection's path.
+//! The kernel's state of a TCP connection's path.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::Duration;

@@ -1,11 +1,11 @@
-//! What connections receive into. Each connection holds such a buffer for as long as it lives, so these are not taken from
-//! the pool of frames, which holds the data on its way to and from the stores: thousands of idle connections would
-//! leave it in pieces too short for a read or a write.
+//! Buffers that connections receive into. A connection holds such a buffer as long as it lives, so the buffers are not taken
+//! from the pool of frames, which holds data between network and stores: thousands of idle connections would leave the pool
+//! in pieces too short for a read or a write.
 //!
-//! There are two sizes, each in a pool of its own. All pieces of a pool have the same size, so a pool cannot be
-//! fragmented: a free byte is a free buffer. Only a third size, which saves system calls on a busy connection and which
-//! no message needs, is a frame like any other, and is taken while most frames are free. Where more connections want one than
-//! there are, they take turns: one that has it takes several requests at a time, and would have several times the others' rate.
+//! There are two sizes, each in a pool of its own. All pieces of a pool have the same size, so a pool cannot be fragmented:
+//! a free byte is a free buffer. A third size, which saves system calls on a busy connection and which no message needs, is
+//! an ordinary frame, and is taken while most frames are free. If more connections want one than there are, they take turns,
+//! because a connection that has one receives several requests at a time, and would have several times the others' rate.
 
 use std::cell::{Cell, OnceCell};
 

@@ -1,8 +1,8 @@
-//! Record locks of open files (`fcntl(2)`, "open file description locks"): how those who only read a file let those know
-//! who would empty it.
+//! Record locks of open files (`fcntl(2)`, "open file description locks"): readers of a file use them to stop programs that
+//! would empty the file.
 //!
-//! `flock(2)` is for those who write. A reader that took part in that would keep writers away, and somebody may well serve
-//! a file to be read while a program that knows of it writes there.
+//! `flock(2)` is for writers. A reader that took such a lock would keep writers away; but a file may well be served
+//! read-only while a program that expects readers writes to it.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};

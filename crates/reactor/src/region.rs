@@ -1,9 +1,9 @@
-//! Memory that is mapped once and goes when its owner goes: of this process alone, or shared with another through a sealed
+//! Memory that is mapped once and unmapped with its owner: private to this process, or shared with another through a sealed
 //! anonymous file.
 //!
-//! Shared memory is safe to touch only if the other process cannot take it away: a file that became shorter than its
-//! mapping ends whoever touches the rest (`SIGBUS`). So such files are sealed when they are made, and the seals of those
-//! that others made are checked.
+//! Shared memory is safe to touch only if the other process cannot take it away: an access beyond the end of a truncated
+//! file ends the process (`SIGBUS`). So such files are sealed when they are made, and the seals of other processes' files
+//! are checked.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;

@@ -1,12 +1,12 @@
-//! Long ranges of mapped files on TCP, from the page cache to the socket by way of a pipe: no byte is copied on the
-//! sending side, and on a NIC with scatter-gather none is touched by a CPU.
+//! Sends long ranges of mapped files to TCP, from the page cache to the socket through a pipe: the sending side copies no
+//! byte, and with a NIC with scatter-gather no CPU touches one.
 //!
-//! Measured over loopback (kernel 6.18, cubic, 1 MiB pieces): 110 to 124 us of sender CPU per MiB against 147 by a send
-//! from the mapping, and 8.2 to 8.8 GB/s against 7.0. Shorter ranges are not worth the calls, and unix sockets copy in
-//! either case. The pages must be resident: the caller has asked.
+//! Measured over loopback (kernel 6.18, cubic, 1 MiB pieces): 110 to 124 us of sender CPU per MiB against 147 by a send from
+//! the mapping, and 8.2 to 8.8 GB/s against 7.0. Shorter ranges are not worth the calls, and Unix sockets copy in either
+//! case. The pages must be resident: the caller has checked.
 //!
-//! What is in a pipe belongs to one send: a pipe goes back to the loop's few when it is empty. Without a free pipe the
-//! range is sent from the mapping.
+//! The bytes in a pipe belong to one send; the pipe returns to the loop's pool of pipes when it is empty. Without a free
+//! pipe the range is sent from the mapping.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 

@@ -1,15 +1,18 @@
-//! Memory that a PCI device brings along, as frames: what an NVMe controller's memory buffer is for.
+//! Frames in the memory of a PCI device, such as an NVMe controller's memory buffer.
 //!
-//! Linux hands such memory out page by page where a driver offers it (`CONFIG_PCI_P2PDMA`, Linux 6.2 and later): a
-//! mapping of `p2pmem/allocate` in the folder of the PCI function is an allocation, and direct I/O of the function's own
-//! disks into the mapping goes from the medium to the device's memory without passing through main memory. That is the
-//! data path of gmblock on a stock kernel, up to the wire: who sends from such a frame must declare that it can reach it,
-//! else a CPU copies, out of memory that no cache holds ([`Counters::sent_device_bytes`](crate::Counters)).
+//! Linux provides such memory page by page where a driver offers it (`CONFIG_PCI_P2PDMA`, Linux 6.2 and later). A mapping of
+//! `p2pmem/allocate` in the folder of the PCI function is an allocation. Direct I/O of the function's own disks into the
+//! mapping goes from the medium to the device's memory without passing through main memory. That is the data path of gmblock
+//! on a stock kernel, up to the network: a sender of such a frame must declare that it can reach the memory, otherwise a CPU
+//! copies it, uncached ([`Counters::sent_device_bytes`](crate::Counters)).
 //!
-//! The rules of such frames (docs/decisions/0019): the kernel moves their bytes and nothing in this process looks at
-//! them, because the device may be removed at any time, and then the kernel answers `EFAULT` where a load or store would
-//! end the process; they are not registered with io_uring, and not sent without a copy, since both pin pages in a way
-//! that the kernel refuses for them; their transfers are kept apart from all others (`apart.rs`).
+//! Rules for such frames (docs/decisions/0019):
+//!
+//! - The kernel moves their bytes; no code of this process reads or writes them, because the device may be removed at any
+//!   time. Then the kernel answers `EFAULT`, but a load or store would end the process.
+//! - They are not registered with io_uring and not sent without a copy: both pin pages in a way that the kernel refuses for
+//!   them.
+//! - Their transfers are kept apart from all others (`apart.rs`).
 
 pub(crate) mod apart;
 mod sysfs;

@@ -1,4 +1,4 @@
-//! What sysfs tells of disks, of the PCI functions that they belong to, and of the memory of those.
+//! Reads disks, their PCI functions, and the functions' memory from sysfs.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

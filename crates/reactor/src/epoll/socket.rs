@@ -1,4 +1,4 @@
-//! Streams under epoll: what each is doing, and the tries at receiving, sending and connecting.
+//! Streams under epoll: the state of each, and its attempts to receive, send and connect.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

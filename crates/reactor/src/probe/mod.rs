@@ -1,6 +1,6 @@
-//! What this machine can do, found by doing it: each probe sets the thing up for real and takes it down again.
+//! Probes of this machine's features: each probe uses the feature for real, and cleans up.
 //!
-//! For `byway doctor` alone; nothing on a data path asks here.
+//! Only `byway doctor` uses them; no data path does.
 
 mod syscalls;
 mod uring;

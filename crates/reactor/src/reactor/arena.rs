@@ -1,11 +1,12 @@
 //! Memory that one end of a stream over shared memory lends to the other, which then copies straight into it and out of it.
 //!
-//! Either end lends, as often as it likes, what it counts from 0: a client an arena, a whole pool of frames
-//! ([`Reactor::lend_arena`]), either end memory of a program ([`Reactor::lend_memory`]). It says so over the stream, and says
-//! where in it what lies. The other takes it ([`Reactor::take_memory`]) and moves bytes with [`Reactor::put`] and
-//! [`Reactor::get`]: one copy each, done when the call returns; what is to be told about it goes over the stream.
+//! Either end lends any number of pieces, numbered from 0: a client an arena, which is a whole pool of frames
+//! ([`Reactor::lend_arena`]), either end memory of a program ([`Reactor::lend_memory`]). It announces the piece and the
+//! location of its windows over the stream. The other end takes the piece ([`Reactor::take_memory`]) and moves bytes with
+//! [`Reactor::put`] and [`Reactor::get`]: one copy each, done when the call returns. Messages about the transfer go over the
+//! stream.
 //!
-//! A memory has any size. The loop maps the parts of it that it uses, and unmaps those used longest ago
+//! A memory has any size. The loop maps the parts that it uses, and unmaps those used longest ago
 //! ([`PEER_MAPPED_BYTES_MAX`](crate::limits::PEER_MAPPED_BYTES_MAX)).
 
 use std::ops::Range;

@@ -1,4 +1,4 @@
-//! Loops that belong to no thread: whoever waits turns them, one thread at a time.
+//! Loops that belong to no thread: a waiting thread drives them, one thread at a time.
 
 use std::os::fd::{AsFd, BorrowedFd};
 

@@ -1,12 +1,10 @@
-//! Memory that a peer has lent: bytes are copied into it and out of it, once, by this end alone.
+//! Memory that a peer has lent: only this end copies into it and out of it, once for each transfer.
 //!
-//! The peer may read and write it at any time, and may give its pages back; it cannot make it shorter. So it is never seen
-//! through a reference, whatever comes out of it is a copy that is looked at afterwards, and a hostile peer spoils its own
-//! bytes and nothing else.
+//! The peer may read and write the memory at any time, and may free its pages; it cannot truncate it. So no reference to it
+//! is ever made, bytes are checked after they were copied out, and a hostile peer spoils only its own bytes.
 //!
-//! A memory may be larger than what a loop maps of its peers at a time. So it is mapped in parts of
-//! [`PEER_PART_BYTES`], each when it is first used, and the loop unmaps the part that was used longest ago
-//! (`Shared::map_part`).
+//! A memory may be larger than what a loop maps of its peers at a time. So it is mapped in parts of [`PEER_PART_BYTES`],
+//! each when it is first used, and the loop unmaps the part that was used longest ago (`Shared::map_part`).
 
 use std::os::fd::{AsFd, OwnedFd};
 

@@ -1,13 +1,14 @@
-//! How one end of a shared stream lends the other memory: a message for each piece of it, with the descriptor, on a socket that
-//! is there for nothing else.
+//! How one end of a shared stream lends memory to the other: for each piece one message with the descriptor, on a socket
+//! that serves only this purpose.
 //!
-//! On the stream's own socket the descriptor could get lost: bells are received there, and a descriptor that comes
-//! with bytes which a plain receive takes is closed by the kernel. To receive bells with descriptors, or to wait for the
-//! client's word before the first bell, would cost every stream something, or have the server wait for a client. So the
-//! server's greeting brings the client one end of a socket pair, whose other end is looked at when somebody says that memory
-//! has come. Messages are whole there and in order (`SOCK_SEQPACKET`), the message is in the queue before its sender can say so
-//! anywhere, and what nobody looks at costs the peer nothing: the kernel closes it with the stream. Both ends lend so, each
-//! counts what it has lent from 0, and an end that was sent what is no memory never looks again.
+//! On the stream's own socket the descriptor could get lost: wake-up bytes are received there, and the kernel closes a
+//! descriptor that comes with bytes of a plain receive. To receive wake-up bytes with descriptors, or to wait for the
+//! client's answer before the first wake-up byte, would cost every stream something, or make the server wait for a client.
+//! So the server's greeting brings the client one end of a socket pair. The server reads the other end when the client
+//! announces memory over the stream. Messages on it are whole and in order (`SOCK_SEQPACKET`), and the message is in the
+//! queue before its sender can announce it. Messages that are not read cost this end nothing: the kernel closes them with
+//! the stream. Both ends lend in this way, and each numbers its pieces from 0. An end that receives something else than
+//! memory never reads the socket again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 

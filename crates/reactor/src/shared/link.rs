@@ -1,7 +1,6 @@
-//! A stream over two rings: what it is receiving, what it is sending, and how far both have come.
+//! A stream over two rings: the receive and the send in progress, and how far both have come.
 //!
-//! The socket that the stream was made over stays: a byte on it is the bell that wakes the peer, its end is the peer's
-//! death.
+//! The socket that the stream was made over stays open: a byte on it wakes the peer, and its end means the peer's death.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};

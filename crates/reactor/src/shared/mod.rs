@@ -1,10 +1,10 @@
-//! Streams over shared memory, between processes of one host: bytes are copied into a ring and out of it by the two loops,
-//! and the kernel is asked only to wake one that sleeps.
+//! Streams over shared memory between processes of one host: the two loops copy bytes into a ring and out of it, and use the
+//! kernel only to wake a sleeping end.
 //!
-//! To its user such a stream is a [`Socket`] like any other; this module stands between the [`Reactor`](crate::Reactor)
-//! and its backend, takes the operations of sockets that have a [`Link`], and sees to the rest: greeting, bells, which
-//! links are looked at. A loop that has been turning finds what came by looking; before it sleeps, it asks the peers to
-//! ring. So a thousand idle links cost nothing, and a busy one no system call.
+//! To its user such a stream is a [`Socket`] like any other. This module stands between the [`Reactor`](crate::Reactor) and
+//! its backend, performs the operations of sockets that have a [`Link`], and does the rest: greeting, wake-up bytes, and
+//! which links are polled. A loop that is busy finds new bytes by polling; before it sleeps, it asks the peers to wake it.
+//! So a thousand idle links cost nothing, and a busy one needs no system call.
 
 mod arena;
 mod connect;

@@ -1,7 +1,7 @@
-//! Simulated files: what is in the page cache, what is durable, and what chance makes of the difference.
+//! Simulated files: the page cache, the durable sectors, and the random loss of the difference.
 //!
-//! Every sector remembers its last durable value and the values written since. A sync collapses that to the value that
-//! was there when the sync was submitted; a power loss picks one of them, sector by sector.
+//! Every sector remembers its last durable value and the values written since. A sync reduces these to the value that was
+//! there when the sync was submitted; a power loss picks one of them, sector by sector.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,4 +1,4 @@
-//! What is going to happen, in order of time, then of when it was decided.
+//! The queue of future events, in order of time, then of scheduling.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;

@@ -1,4 +1,4 @@
-//! What goes wrong in a world, how often, and how often it did.
+//! The faults of a world, their probabilities, and their counts.
 
 use std::time::Duration;
 

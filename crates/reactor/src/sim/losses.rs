@@ -1,7 +1,7 @@
-//! What a simulated kernel remembers of bytes of a file that it could not write out.
+//! A simulated kernel's record of bytes of a file that it could not write out.
 //!
-//! As Linux does since 4.17 (`errseq_t`): each open file description is told once, by the first sync over it that looks. A description
-//! that is opened later is told only of what no other was told of before.
+//! As in Linux since 4.17 (`errseq_t`), each open file description receives the error once, by the first sync over it that
+//! checks. A description that is opened later receives only errors that no other received before.
 
 use crate::op::Errno;
 

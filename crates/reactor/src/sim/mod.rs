@@ -1,14 +1,14 @@
 //! A simulated world: nodes, their loops, the network between them and their disks, in virtual time.
 //!
-//! Everything runs on one thread, and one seed decides everything: the same seed and the same calls give the same run,
-//! bit for bit. So a cluster's whole life, with partitions, resets, crashes and torn writes, is a test that takes
-//! milliseconds, and a failure is replayed from its seed.
+//! Everything runs on one thread, and one seed decides everything: the same seed and the same calls give the same run, bit
+//! for bit. So a cluster's whole life, with partitions, resets, crashes and torn writes, is a test that takes milliseconds,
+//! and a failure is replayed from its seed.
 //!
-//! The owner turns every loop ([`Reactor::reap`](crate::Reactor::reap) never waits here) until none has anything ready,
-//! then calls [`World::step`], which moves the clock to the next event; and again.
+//! The owner turns every loop ([`Reactor::reap`](crate::Reactor::reap) never waits here) until none has anything ready, then
+//! calls [`World::step`], which moves the clock to the next event, and repeats.
 //!
-//! What the network does not model: acknowledgements (send-buffer space is free once the bytes have arrived), loss and
-//! reordering below the stream (a partition holds bytes, as retransmission does), and a host that is down (it refuses).
+//! The network does not model acknowledgements (send-buffer space is free once the bytes have arrived), loss and reordering
+//! below the stream (a partition delays bytes, as retransmission does), and an unreachable host (it refuses connections).
 
 mod disk;
 mod events;

@@ -1,4 +1,4 @@
-//! The world: its clock, its nodes, and what its owner does to them.
+//! The world: its clock, its nodes, and its owner's actions on them.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,4 +1,4 @@
-//! One operation in flight: its kind, its memory, and what the kernel reads while it is submitted.
+//! One operation in flight: its kind, its memory, and the data that the kernel reads while it is submitted.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;

@@ -1,10 +1,10 @@
-//! Sends whose memory the network card reads itself (`IORING_OP_SENDMSG_ZC`, Linux 6.1), tried where it may pay and given
-//! up where the kernel says that it copied after all.
+//! Sends whose memory the network card reads itself (`IORING_OP_SENDMSG_ZC`, Linux 6.1), tried where they may pay, and given
+//! up where the kernel reports that it copied after all.
 //!
-//! Such a send completes twice: once when the kernel has taken the bytes, as any send, and once when nobody reads the
-//! memory any more, which may be a round trip later. The asker is told at the first; the memory stays here until the
-//! second, so that a frame never goes back to its pool while a card or a retransmission may still read it. How much that
-//! can be is bounded by the socket's send buffer.
+//! Such a send completes twice: once when the kernel has taken the bytes, as any send, and once when nothing reads the
+//! memory any more, which may be a round trip later. The first completion is reported. The memory stays here until the
+//! second, so that a frame never returns to its pool while a card or a retransmission may still read it. The socket's send
+//! buffer bounds how much that can be.
 
 use io_uring::types::Fd;
 use io_uring::{opcode, squeue};

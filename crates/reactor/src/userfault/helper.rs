@@ -1,14 +1,16 @@
 //! The helper of a pager in a program whose memory is paged: a thread that moves pages out.
 //!
-//! Moving pages ([`Userfault::move_pages`]) works in their own process alone; all else does the pager, another process, which has the
-//! userfaultfd. The two share a socket and *frames*, an anonymous file. The helper moves a page to a scratch place of its own, copies
-//! it to a frame, and says what came of it. A page is never in two places: a write that comes between finds the page gone, faults, and
-//! waits for the pager.
+//! Moving pages ([`Userfault::move_pages`]) works only in their own process. The pager, another process that has the
+//! userfaultfd, does everything else. The two share a socket and *frames*, an anonymous file. The helper moves a page to a
+//! scratch page of its own, copies it to a frame, and reports the result. A page is never in two places: a write that comes
+//! between finds the page gone, faults, and waits for the pager.
 //!
-//! The helper's descriptors are in a table of their own ([`Helper::take_own_descriptors`]): the program neither sees nor closes them.
+//! The helper's descriptors are in a table of their own ([`Helper::take_own_descriptors`]): the program neither sees nor
+//! closes them.
 //!
-//! The helper's loop uses no memory that could be paged (its stack, the scratch pages and the frames are not), allocates nothing, takes
-//! no lock, and calls the kernel alone: the program's threads may hold any lock while they wait for a page.
+//! The helper's loop uses no memory that could be paged (its stack, the scratch pages and the frames are not paged),
+//! allocates nothing, takes no lock, and uses only system calls, because the program's threads may hold any lock while they
+//! wait for a page.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

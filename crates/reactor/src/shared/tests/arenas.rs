@@ -1,4 +1,4 @@
-//! Arenas between two loops: what goes where, what is refused, and what is left when one end is gone.
+//! Arenas between two loops: placement, refusals, and the state that remains when one end is gone.
 
 use std::os::fd::BorrowedFd;
 use std::rc::Rc;

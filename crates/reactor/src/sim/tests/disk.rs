@@ -1,4 +1,4 @@
-//! Files: what they answer, and what a crash leaves of them.
+//! Files: their answers, and their contents after a crash.
 
 use super::*;
 use crate::Allocate;

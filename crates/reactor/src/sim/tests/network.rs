@@ -1,4 +1,4 @@
-//! Streams, and what becomes of them when the network or a peer fails.
+//! Streams, also when the network or a peer fails.
 
 use std::time::Duration;
 
