@@ -1,17 +1,17 @@
 //! Access to a resource: which clients may use it, and which of them may write.
 //!
-//! An [`Identity`] is what is known of a client; an [`Access`] is the operator's list of clients. Both are plain data
-//! without I/O, for every service: a volume has an `Access`, and so will have a share or lent memory.
+//! An [`Identity`] is what TLS and transport prove of a client; an [`Access`] is the operator's list of clients. Both are
+//! plain data without I/O, for every service.
 //!
 //! ```text
 //! ACCESS   CLIENT[:ro][,CLIENT[:ro]]...
 //! CLIENT   NAME           a subject alternative name of the client's certificate: DNS (case does not matter) or URI
 //!          ADDRESS/BITS   a range of IP addresses, or one address
-//!          unix           clients of unix sockets and shared memory, whom the socket's file mode lets in
+//!          unix           clients of Unix sockets and shared memory, which the socket's file mode admits
 //! ```
 //!
 //! A client has the highest right of all the entries that match it; with no match it has none. Names match whole:
-//! `*.example.com` matches only a certificate that holds that very text.
+//! `*.example.com` matches only a certificate that contains exactly that text.
 
 mod cidr;
 #[cfg(test)]

@@ -1,7 +1,7 @@
-//! What the wire of a session can do, as plain data: asked for once, when a session begins, and chosen by from then on.
+//! The capabilities of a session's transport, as plain data: read once, when a session begins.
 //!
-//! Nobody above a session asks which wire it is: what an operation does is the same on each, and what differs in cost or in
-//! trust is a field here. `byway doctor` prints them, and the conformance suite holds each wire to what it claims.
+//! Code above a session never asks which transport it has: an operation means the same on each, and differences in cost or
+//! trust are fields here. `byway doctor` prints them, and the conformance suite checks each transport's claims.
 
 use byway_reactor::limits::SEGMENTS_PER_CALL_MAX;
 use byway_reactor::{Address, Reactor, Socket};

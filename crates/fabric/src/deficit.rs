@@ -1,14 +1,14 @@
-//! Who is next: queues of several flows that share one thing, fair by bytes and not by requests.
+//! Fair queuing of several flows that share one resource, by bytes instead of requests.
 //!
 //! Deficit round robin (Shreedhar and Varghese, "Efficient fair queuing using deficit round robin", 1995) with the debt paid
-//! afterwards, so that nobody must know beforehand how many bytes a request will move: a flow whose turn it is gets a
-//! quantum of credit, is served while it has any left, and pays what was really moved. What it took beyond its credit it
-//! owes, and its next turns are used up by that.
+//! afterwards, because the bytes of a request need not be known beforehand. A flow whose turn it is gets a quantum of
+//! credit, is served while it has credit left, and pays the bytes that were really moved. It owes what exceeds its credit,
+//! and its next turns pay that debt.
 //!
-//! Between two flows that have something waiting all the time, the bytes served since then differ by less than one
-//! quantum and one request, whatever others do; over any stretch in between by less than twice that. A flow that waits is
-//! served after at most so many rounds as its debt has quanta. A turn costs the same whoever waits: serving a request of
-//! `b` bytes is followed by at most `b / quantum + 1` turns that serve nothing, however many flows there are.
+//! Between two flows that always have requests waiting, the bytes served from the start differ by less than one quantum and
+//! one request, whatever other flows do; over any later interval by less than twice that. A waiting flow is served after at
+//! most as many rounds as its debt has quanta. A turn's cost does not depend on the number of flows: a request of `b` bytes
+//! is followed by at most `b / quantum + 1` turns that serve nothing.
 
 use std::collections::VecDeque;
 

@@ -1,9 +1,8 @@
-//! What a session's transfers feel like: how long they wait, how fast they go, how often they stall.
+//! Measurements of a session's transfers: how long they wait, how fast they are, how often they stall.
 //!
-//! Trapeze reflected the network's congestion back to the host, so that it could choose whom to ask; this is the same for
-//! whoever stands above a [`Fabric`](crate::Fabric). All of it is arithmetic on numbers that are at hand: an operation is
-//! noted without a system call, a lock or an allocation. What the wire itself knows is asked for only when somebody asks
-//! ([`Fabric::path`](crate::Fabric::path)).
+//! Trapeze reflected the network's congestion back to the host, so that it could choose a peer; this does the same for users
+//! of a [`Fabric`](crate::Fabric). It is arithmetic on numbers that are at hand: noting an operation takes no system call,
+//! lock or allocation. The transport's own state is read only on request ([`Fabric::path`](crate::Fabric::path)).
 
 use std::time::Duration;
 

@@ -1,9 +1,9 @@
-//! Bytes between the memory of two nodes, whatever lies between them: TCP, unix sockets, shared memory, RDMA.
+//! Moves bytes between the memory of two nodes, over TCP, Unix sockets, shared memory or RDMA.
 //!
 //! A node opens a [*window*](node::Window): memory of its own that one peer may read or write, under a key that cannot be
-//! guessed. The peer puts and gets, in ranges of any length, without the other's program; beside that they send each other messages.
-//! The same calls do over each wire. What differs is data: [`Capabilities`] says of a session what its wire can do and what it
-//! does not protect, [`Feedback`] how it fares.
+//! guessed. The peer puts and gets ranges of any length, without the
+//! owner's program; both can also send messages. The calls are the same over each transport. The differences are data:
+//! [`Capabilities`] says what a session's transport can do and what it does not protect, [`Feedback`] how the session performs.
 //!
 //! ```
 //! use byway_fabric::node::{Descriptor, Node, NodeOptions, Rights, parse_address};
@@ -16,7 +16,7 @@
 //! // Or `unix://PATH`, `shm://PATH`, `rdma://IP:PORT`.
 //! let at = lender.listen(&parse_address("tcp://127.0.0.1:0")?)?.ok_or("no port")?;
 //!
-//! // One program lends what it has. Whoever waits for anything turns the node, and so serves its windows.
+//! // One program lends its memory. A thread that waits drives the node, and so serves its windows.
 //! let lending = std::thread::spawn(move || -> Result<(), Error> {
 //!     let session = lender.accept(soon)?;
 //!     let memory = lender.register(BYTES)?;
@@ -36,7 +36,7 @@
 //! node.get(session, &window, 0, &[memory.segment(0..BYTES)])?.wait(soon)??;
 //! assert!(memory.bytes()?.iter().all(|byte| *byte == 7));
 //!
-//! // What to choose by, where there are several to ask.
+//! // What a program can choose by if it has several peers.
 //! let wire = node.capabilities(session)?;
 //! assert!(wire.window_enforced && wire.wire.name() == "tcp");
 //! let seen = node.feedback(session)?.measured;
@@ -49,14 +49,14 @@
 //!
 //! # Where to begin
 //!
-//! - [`node`] is for programs: handles that threads share, operations that are waited for in many ways, no thread and no runtime of
-//!   ours. Calls stand on it, in the crate `byway-rpc`, and C has it too. `examples/echo.rs` and `examples/remote_memory.rs` run.
+//! - [`node`] is for programs: handles that threads share, operations with several ways to wait, no threads and no runtime of the
+//!   library. The crate `byway-rpc` adds calls, and there is a C interface. `examples/echo.rs` and `examples/remote_memory.rs` run.
 //! - [`Fabric`] is for event loops: it drives the sessions of one loop over any backend of the
 //!   [`Reactor`](byway_reactor::Reactor). Small messages travel in batches on a session's control lane; large payloads on bulk lanes, from the
 //!   sender's memory straight into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`])
-//!   know no socket and no clock. Who is served when something is short is [`Deficit`]'s to say.
-//! - [`registration`] keeps memory registered with devices between uses, for whoever has such devices.
-//! - [`access`] says which clients may use a resource, by what TLS and the wire prove of them.
+//!   use no socket and no clock. [`Deficit`] shares scarce resources between sessions.
+//! - [`registration`] keeps memory registered with devices between uses.
+//! - [`access`] says which clients may use a resource, by their identity as proved by TLS and the transport.
 //! - [`limits`] has every bound, and what happens at it.
 
 pub mod access;

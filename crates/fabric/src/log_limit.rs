@@ -1,4 +1,4 @@
-//! Log lines that clients can cause: one now and then, with the number of those that were left out.
+//! Rate limit for log lines that clients can cause: one line now and then, with the number left out.
 
 use byway_reactor::Instant;
 

@@ -1,7 +1,7 @@
-//! Numbers that nobody can guess: window keys, nonces, client and instance ids.
+//! Unpredictable numbers: window keys, nonces, client and instance ids.
 //!
-//! The kernel is asked for many at once, so that a key costs no system call. A simulation gives a seed instead, so that
-//! a run can be repeated bit for bit.
+//! They are read from the kernel many at a time, so that a key costs no system call. A simulation gives a seed instead, so
+//! that a run can be repeated bit for bit.
 
 /// Numbers per question to the kernel.
 const BATCH: usize = 64;

@@ -1,8 +1,8 @@
-//! What all loops of a server know of its sessions: which loop a session lives on, and which session of a client is the
-//! one that may work.
+//! The state of sessions that all loops of a server share: the loop of each session, and the one session of each client that
+//! may work.
 //!
 //! A client's new session starts only when all I/O of its old one has ended, so that an old write cannot land after the
-//! client has sent it again. Only handshakes come here, so a mutex is enough.
+//! client has repeated it. Only handshakes come here, so a mutex is enough.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

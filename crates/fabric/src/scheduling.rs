@@ -1,11 +1,11 @@
-//! How soon a thread runs once it wakes, beside threads that compute.
+//! How soon a thread runs once it wakes, beside computing threads.
 //!
-//! A thread that waits for a node (in `wait`, `receive`, `next_call`, or in a poll of its own) runs a few microseconds for each event,
-//! and has computing time in store. Still the kernel does not take the CPU from a thread that computes before that one's slice
-//! is used up (`sched(7)`; the fair scheduler keeps a thread running until its slice ends or it has had its share): some
-//! milliseconds by default, for every call that comes while all cores are busy. A thread that asks for shorter slices than the one
-//! that runs is let in sooner, and gets no larger share by it. No privilege is needed. What it brings is measured by
-//! `byway bench figures --only responsiveness`.
+//! A thread that waits for a node (in `wait`, `receive`, `next_call`, or in a poll of its own) runs a few microseconds for
+//! each event, and has computing time in store. Still the kernel does not preempt a computing thread before that thread's
+//! slice is used up (`sched(7)`; the fair scheduler keeps a thread running until its slice ends or it has had its share):
+//! some milliseconds by default, for every call that comes while all cores are busy. A thread that asks for shorter slices
+//! than the running one is scheduled sooner, and gets no larger share. No privilege is needed. `byway bench figures --only
+//! responsiveness` measures the effect.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Sessions, without I/O: what two sides agree on, in which order lanes come up, and when a silent peer is dead.
+//! Sessions, without I/O: what two sides negotiate, in which order lanes come up, and when a silent peer is dead.
 //!
 //! A client makes a session by the `Hello` of its control lane, and adds bulk lanes by `Hello`s with the same nonce. No
-//! order is promised between lanes. A session lives and dies as a whole: a lane that breaks ends it, since what was on
-//! that lane would never come.
+//! order is promised between lanes. A session lives and dies as a whole: a lane that breaks ends it, since the data in
+//! flight on that lane would never arrive.
 
 use std::time::Duration;
 

@@ -1,13 +1,12 @@
-//! TLS for streams, without I/O: ciphertext in, plaintext out, and the other way. The fabric's lanes and the NBD front end use
-//! the same.
+//! TLS for streams, without I/O: ciphertext in, plaintext out, and the reverse. The fabric's lanes and the NBD front end
+//! both use it.
 //!
-//! rustls with ring; TLS 1.2 and 1.3. A server can require client certificates, ask for them, or do without. What a
-//! [`TlsStream`] holds back is bounded: it takes no more ciphertext than it can decrypt at once, and no more plaintext
-//! than [`TLS_QUEUE_BYTES`](crate::limits::TLS_QUEUE_BYTES) before the ciphertext is taken.
+//! rustls with ring; TLS 1.2 and 1.3. A server can require client certificates, request them, or do without. A
+//! [`TlsStream`]'s buffers are bounded: it takes no more ciphertext than it can decrypt at once, and no more plaintext than
+//! [`TLS_QUEUE_BYTES`](crate::limits::TLS_QUEUE_BYTES) before the ciphertext is taken.
 //!
-//! A [`TlsServer`] is a handle: all its clones see a certificate that is [replaced](TlsServer::replace), for the
-//! connections that they accept from then on. Of those that were accepted before, [`TlsServer::has_revoked`] finds the ones
-//! to end.
+//! A [`TlsServer`] is a handle: all its clones see a certificate that is [replaced](TlsServer::replace), for the connections
+//! that they accept from then on. [`TlsServer::has_revoked`] finds earlier connections that must end.
 
 mod error;
 mod stream;

@@ -1,8 +1,8 @@
 //! The fabric's messages: a header of 128 bytes, and a payload if the header says so. docs/wire.md draws the byte maps.
 //!
-//! Everything is little endian. A header is the same for every kind; what the layer above says lies in its body of 80
-//! bytes. A payload follows its header at once; on a bulk lane it is received straight into the window that the header
-//! names, so the header is all that must be looked at before.
+//! All fields are little-endian. A header has the same form for every kind; the layer above uses its body of 80 bytes. A
+//! payload follows its header at once; on a bulk lane it is received straight into the window that the header names, so only
+//! the header must be examined first.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -24,7 +24,7 @@
 //!     let put = server.node().put(request.session, &[memory.segment(0..BYTES)], &request.windows[0], 0)?;
 //!     put.wait(soon())??;
 //!     request.token.reply(0, b"filled", &[])?;
-//!     // Who does not wait does not send: until the caller has it.
+//!     // A node sends only while a thread drives it: wait until the caller has the answer.
 //!     server.node().receive(soon())?;
 //!     Ok(())
 //! });
@@ -44,12 +44,11 @@
 //! # }
 //! ```
 //!
-//! [`node`] is for programs, on the protocol machine in [`session`]. Which of several nodes to call,
-//! [`Node::feedback`](byway_fabric::node::Node::feedback) helps to say, and
-//! `examples/file_server.rs` is a server in a hundred lines.
+//! [`node`] is for programs, on the protocol machine in [`session`]. [`Node::feedback`](byway_fabric::node::Node::feedback) helps to choose
+//! between several nodes. `examples/file_server.rs` is a server in a hundred lines.
 //!
-//! [`session`] is also for event loops that drive a [`Fabric`](byway_fabric::Fabric) by themselves, as servers of volumes and
-//! their clients do; [`message`] has the bytes.
+//! [`session`] is also for event loops that drive a [`Fabric`](byway_fabric::Fabric) themselves, as servers of volumes and
+//! their clients do; [`message`] has the wire format.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! How sessions end: all their lanes are closed, what is in flight on them comes back, the owner lets go.
+//! How sessions end: all lanes are closed, operations in flight end, and the owner releases the session.
 
 use byway_reactor::Reactor;
 

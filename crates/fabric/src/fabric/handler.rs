@@ -1,4 +1,4 @@
-//! What a fabric's owner is told.
+//! The events that a fabric's owner receives.
 
 use byway_reactor::{Frame, Reactor};
 

@@ -1,4 +1,4 @@
-//! One connection of a session: what it sends, what it receives into.
+//! One connection of a session: its queue of sends, and the memory that it receives into.
 
 use std::collections::VecDeque;
 

@@ -1,14 +1,16 @@
-//! Windows in a program's memory that the peer reaches by itself, over shared memory.
+//! Windows in a program's memory that the peer reaches directly, over shared memory.
 //!
-//! Either end lends, whoever listens: the owner of a window in memory that can be lent ([`Mapping::shared`](Mapping::shared), a
-//! caller's file) sends its peer a view of that memory and a `Window`, which says where in it the window lies. The peer then gets
-//! and puts by one copy of its own, and the owner's loop has nothing to do for a get.
+//! Either end lends, independently of which end listens. The owner of a window in memory that can be lent
+//! ([`Mapping::shared`](Mapping::shared), a caller's file) sends its peer the memory's descriptor and a `Window` message,
+//! which locates the window in it. The peer then gets and puts by one copy of its own, and a get costs the owner's loop
+//! nothing.
 //!
-//! To close such a window is to recall it: the peer forgets the place, and says so; what it copies it has copied then. The memory
-//! stays mapped there, for another window in it, until we let go of it: a mapping costs more than most transfers (decision 0029).
-//! Such a loan *rests*: it stands in nobody's way, and there are few ([`RESTING_LOANS_MAX`], [`RESTING_LOAN_BYTES_MAX`]). When a
-//! session ends, a peer that ended it itself copies nothing any more (nor one that is dead). From one that we gave up, which may
-//! have been stopped in the middle of a copy, memory that it could write is taken back ([`Loan::take_back`]).
+//! To close such a window the owner recalls it: the peer forgets its location, finishes its copies, and says so. The memory
+//! stays mapped at the peer for further windows until the owner releases it, because a mapping costs more than most
+//! transfers (decision 0029). Such a loan *rests*: it blocks no other use of the memory, and there are few
+//! ([`RESTING_LOANS_MAX`], [`RESTING_LOAN_BYTES_MAX`]). A peer that ended its session itself, or is dead, copies nothing any
+//! more. A peer that was given up may have been stopped in the middle of a copy: memory that it could write is taken back
+//! ([`Loan::take_back`]).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 

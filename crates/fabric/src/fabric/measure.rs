@@ -1,4 +1,4 @@
-//! What is measured of sessions: see [`feedback`](crate::feedback).
+//! Measurements of sessions: see [`feedback`](crate::feedback).
 
 use std::time::Duration;
 

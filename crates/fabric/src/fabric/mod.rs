@@ -1,7 +1,7 @@
 //! The sessions of one loop over stream sockets.
 //!
 //! The owner passes completions of its token class to [`Fabric::handle`], and calls [`Fabric::flush`] once it has handled
-//! all that it reaped: what was sent meanwhile goes out in one system call per lane. That is the batching: under load a
+//! all reaped completions. Messages sent meanwhile go out in one system call per lane. That is the batching: under load a
 //! turn brings many messages, and a lane has one send in flight while the next gathers.
 
 mod ending;

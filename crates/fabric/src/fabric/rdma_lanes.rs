@@ -1,12 +1,12 @@
 //! Sessions over RDMA: one lane, whose connection is a queue pair.
 //!
-//! `Hello`, `Welcome` and all messages after them are those of every lane; only here each is one message of the
-//! [transport](crate::rdma::transport), which keeps their order. A client exposes each of its windows to its server's device and
-//! tells where it lies by a grant; the server writes and reads there, and a put is announced by its message with
-//! [`FLAG_PLACED`](crate::wire::FLAG_PLACED), which arrives when its bytes do. A server exposes nothing.
+//! `Hello`, `Welcome` and all later messages are those of every lane, but here each is one message of the
+//! [transport](crate::rdma::transport), which keeps their order. A client exposes each of its windows to its server's device
+//! and locates it by a grant. The server writes and reads there, and announces a put by a message with
+//! [`FLAG_PLACED`](crate::wire::FLAG_PLACED), which arrives after the bytes. A server exposes nothing.
 //!
-//! Payloads have no checksum of ours here: each packet has one of the wire's, and what was placed may be changed by the
-//! peer until its window is closed. There is no TLS either.
+//! Payloads have no checksum of byway's here: each packet has one on the wire, and the peer may change placed bytes until
+//! its window is closed. There is no TLS either.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

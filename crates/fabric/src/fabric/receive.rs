@@ -1,8 +1,8 @@
 //! Receiving: many messages at once on the control lane, payloads straight into windows on bulk lanes.
 //!
-//! A control lane receives as much as there is into one frame; what is left of an unfinished message is moved to its
-//! front. A bulk lane receives a header, then in one call the payload into the window's frame and the next header behind
-//! it, so that a stream of large payloads costs one call each and no byte is copied twice.
+//! A control lane receives all available bytes into one frame, and moves an unfinished message to the frame's start. A bulk
+//! lane receives a header, then in one call the payload into the window's frame and the next header behind it. So a stream
+//! of large payloads costs one call each, and no byte is copied twice.
 
 use byway_reactor::limits::{RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES};
 use byway_reactor::seeded::{self, Bug};

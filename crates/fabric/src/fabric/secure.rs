@@ -1,8 +1,7 @@
 //! Lanes over TLS: the same messages, received as ciphertext and taken from the plaintext.
 //!
-//! What must be decrypted passes through a buffer anyway, so a payload is copied once more here than on a plain lane.
-//! A stream that ends between two messages is an end like any other, whether or not TLS says so: no session is ever
-//! taken for complete because a stream ended.
+//! Decryption needs a buffer, so a payload is copied once more here than on a plain lane. A stream that ends between two
+//! messages is an end like any other, with or without close_notify: the end of a stream never completes a session.
 
 use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
 use byway_reactor::{Frame, Gather, Need, Reactor};

@@ -1,13 +1,13 @@
 //! Payloads over shared memory that one end copies directly into or out of the arena that a client has lent.
 //!
-//! A client lends its server an *arena*, a pool of frames that both map, and tells with each call where its window lies in
-//! it. The server copies straight into the window, or out of it, and says so by a message: one copy where the stream takes
-//! two. What has no place in the arena goes through the stream as ever.
+//! A client lends its server an *arena*, a pool of frames that both map, and says with each call where its window lies in
+//! it. The server copies straight into the window, or out of it, and reports that by a message: one copy, where the stream
+//! needs two. Payloads outside of the arena go through the stream.
 //!
-//! The server can then write all of the arena at any time, and nothing can be taken back from it while it has it mapped. So
-//! an arena is for one server. When a session ends while windows are open, their pages are replaced by others that nobody
-//! else has ([`FramePool::revoke`]): a server that comes back from a long sleep in the middle of a copy writes into memory
-//! that is nobody's. The arena is not lent again then.
+//! The server can write all of the arena at any time, and no page can be taken back while it has the arena mapped. So an
+//! arena is for one server. When a session ends while windows are open, their pages are replaced by private ones
+//! ([`FramePool::revoke`]): a server that continues a copy after a long stop writes into pages that nothing uses. The arena
+//! is not lent again then.
 
 use byway_reactor::{Errno, Frame, FramePool, Gather, Reactor, Socket};
 use zerocopy::FromBytes;

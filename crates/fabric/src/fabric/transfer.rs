@@ -1,9 +1,9 @@
-//! What a session moves: messages, puts and gets.
+//! The transfers of a session: messages, puts and gets.
 //!
-//! A *message* is a header, and perhaps a small payload. A *put* brings bytes into a window of the peer, and a message behind
-//! them. A *get* brings bytes of the peer's window into memory of our own; the peer's owner does not hear of it. Whoever
-//! stands above says these three alone; how they travel is the wire's: over lanes a put is a message whose payload is
-//! received straight into the window, and a get is a `Pull` that the peer's fabric answers with `Data`.
+//! A *message* is a header, and perhaps a small payload. A *put* moves bytes into a window of the peer, followed by a
+//! message. A *get* moves bytes of the peer's window into this end's memory, without the peer's owner. Users of a session
+//! have only these three. The transport decides how they travel: over lanes a put is a message whose payload is received
+//! straight into the window, and a get is a `Pull` that the peer's fabric answers with `Data`.
 
 use byway_reactor::{Errno, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};

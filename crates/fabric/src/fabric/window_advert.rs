@@ -1,10 +1,10 @@
-//! The message `Window`, by which an end tells its peer of its windows where the peer reaches them without a receiver.
+//! The message `Window`, by which an end announces its windows where the peer reaches them directly.
 //!
-//! Over lanes the owner of a window looks at each put and get. Over RDMA the device does, which knows an address and a key: so a
-//! node says of each window that it opens where it lies and what it is for, and its peer looks there first. A wrong use is found
-//! before anything goes to the device, as a program's mistake is; a peer that does not look finds the registration, which has just
-//! the window's bytes and rights, and its session ends. Over shared memory an end says the same of windows in memory that it has
-//! lent (`lending.rs`).
+//! Over lanes the owner of a window checks each put and get. Over RDMA the device does, and knows only an address and a key.
+//! So a node announces the location and rights of each window that it opens, and its peer checks transfers against them
+//! first. A program's mistake is then found before anything goes to the device. A peer that does not check meets the
+//! registration, which has exactly the window's bytes and rights, and its session ends. Over shared memory an end announces
+//! windows in memory that it has lent in the same way (`lending.rs`).
 
 use byway_reactor::Reactor;
 

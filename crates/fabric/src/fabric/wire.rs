@@ -1,4 +1,4 @@
-//! The wire under a session: who moves the bytes of puts and gets there, and what is known for that.
+//! The transport of a session: which end moves the bytes of puts and gets, and the state for that.
 
 use byway_reactor::{FramePool, Socket};
 

@@ -1,12 +1,14 @@
-//! Gets into memory that is only borrowed, and puts from it: `read` and `write` of a guest in somebody else's process (0024).
+//! Gets into borrowed memory, and puts from it: `read` and `write` of a guest library in another program's process (0024).
 //!
-//! The borrow ends when the call returns. What the kernel or a device does to an operation's memory cannot always be ended by then:
-//! the program may have closed our descriptors, or a device does not answer. So an operation never has the borrowed bytes, but
-//! memory of the node's own, from which or into which the calling thread copies. Such memory is kept for the next call
-//! ([`BORROWED_KEPT_MAX`], [`BORROWED_KEPT_BYTES_MAX`]), so that it is neither mapped nor registered with a device each time.
+//! The borrow ends when the call returns. The kernel's or a device's use of an operation's memory cannot always be ended by
+//! then: the program may have closed the node's descriptors, or a device does not answer. So an operation never has the
+//! borrowed bytes, but memory of the node's own, and the calling thread copies. Such memory is kept for the next call
+//! ([`BORROWED_KEPT_MAX`], [`BORROWED_KEPT_BYTES_MAX`]), so that it is neither mapped nor registered with a device each
+//! time.
 //!
-//! If the call is to end before the operation (its deadline has passed, or the waiting thread unwinds), the operation is cancelled
-//! if it has not begun; else the session is ended, so that a late put does not come after the caller's next.
+//! If the call must end before the operation (its deadline has passed, or the waiting thread unwinds), the operation is
+//! cancelled if it has not begun. Otherwise the session is ended, so that a late put does not arrive after the caller's next
+//! one.
 
 use std::sync::{Mutex, PoisonError};
 

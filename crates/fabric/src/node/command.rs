@@ -1,4 +1,4 @@
-//! What threads ask of whoever turns the loop.
+//! Commands of a program's threads to the thread that drives the loop.
 
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};

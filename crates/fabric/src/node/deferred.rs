@@ -1,13 +1,13 @@
-//! What waits until less is under way over its session, or behind a put that waits for credit.
+//! Operations that wait until fewer are in flight over their session, or behind a put that waits for credit.
 //!
-//! A peer has an answer to send for each part of a put or get, and bounds how many wait for us
-//! ([`ANSWERS_MAX`](crate::limits::ANSWERS_MAX)). So no more is asked for at a time than it must take: further operations wait here,
-//! and behind them the messages and flushes of their session, since all of those are in order.
+//! The peer has to answer each part of a put or get, and bounds how many answers may wait
+//! ([`ANSWERS_MAX`](crate::limits::ANSWERS_MAX)). So a node requests no more at a time than the peer must accept. Further
+//! operations wait here, and behind them later messages and flushes of their session, since all of those are in order.
 //!
-//! Behind an operation that a turn has left unfinished (`moving.rs`) all of its session wait.
+//! Behind an operation that a turn has left unfinished (`moving.rs`), all later operations of its session wait.
 //!
-//! A put with a message may have to wait for credit. Puts and flushes that begin later wait behind it too: puts arrive in the order
-//! in which they began, and a flush ends after all before it.
+//! A put with a message may have to wait for credit. Later puts and flushes wait behind it too: puts arrive in the order in
+//! which they began, and a flush ends after all puts before it.
 
 use std::collections::VecDeque;
 

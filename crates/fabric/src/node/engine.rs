@@ -1,8 +1,8 @@
-//! The loop of a node, with all that lives on it, and what it does for a program's commands.
+//! The loop of a node with all its state, and the execution of a program's commands.
 //!
-//! Frames, pools and shared frames are counted without atomics (`Rc`), so none of them may be seen by two threads at a time. The
-//! engine owns all of them that its reactor and its fabric have, none of its methods gives one out, and it lies in a mutex: that
-//! makes it [`Send`]. What a program gets is either copied (messages) or lies in mappings, which any thread may hold.
+//! Frames, pools and shared frames are counted without atomics (`Rc`), so two threads must never use them at the same time.
+//! The engine owns all of them in its reactor and its fabric, none of its methods returns one, and it lies in a mutex: that
+//! makes it [`Send`]. A program gets copies (messages), or bytes in mappings, which any thread may hold.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;

@@ -1,4 +1,4 @@
-//! What can go wrong, by operation: whose fault it is, and what to do next.
+//! Errors by operation: whose fault it is, and what to do next.
 
 use byway_reactor::Errno;
 

@@ -1,4 +1,4 @@
-//! What comes over the sessions of a node.
+//! Events from the sessions of a node.
 
 use byway_reactor::{Frame, Reactor};
 use zerocopy::FromZeros;

@@ -1,4 +1,4 @@
-//! What a session is like: for programs that choose whom to ask, and what by.
+//! Feedback and capabilities of a session, for programs that choose between peers.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;

@@ -1,6 +1,6 @@
-//! How a node knows that it is in the child of a fork: a page that the kernel wipes there (`MADV_WIPEONFORK`, Linux 4.14). It is
-//! read before any lock is taken, which another thread of the parent may have held, and also serves those who fork by the bare
-//! system call.
+//! How a node detects that it is in the child of a fork: a page that the kernel wipes there (`MADV_WIPEONFORK`, Linux 4.14).
+//! The node reads it before it takes any lock that another thread of the parent may have held. This also works for forks by
+//! the bare system call.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,4 +1,4 @@
-//! Groups: bounded queues of completions, shared by threads. Each completion goes to one of those who wait.
+//! Groups: bounded queues of completions, shared by threads. Each completion goes to one of the waiting threads.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

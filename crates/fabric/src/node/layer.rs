@@ -1,5 +1,5 @@
-//! What may stand between a node and its program: a protocol of its own on the node's loop, whose requests are the node's
-//! operations. The call protocol (`byway-rpc`) is one.
+//! The interface of protocols between a node and its program: a protocol runs on the node's loop, and its requests are the
+//! node's operations. The call protocol (`byway-rpc`) is one.
 
 use byway_reactor::{Instant, Reactor};
 

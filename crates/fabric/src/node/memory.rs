@@ -1,16 +1,17 @@
 //! A program's memory, and the windows that it opens in it.
 //!
-//! The bytes lie in a [`Mapping`], which counts each frame, and each operation that will make some, that can reach them. A
-//! program gets references to the bytes only while that count is zero, and no operation begins while it has them. While a window
-//! is open the peer may read or write at any moment: then the bytes can be copied in and out only, one by one.
+//! The bytes lie in a [`Mapping`]. It counts the frames that can reach them, and the operations that will make frames. A
+//! program gets references to the bytes only while that count is zero, and no operation begins while it has them. While a
+//! window is open the peer may read or write at any moment: then the bytes can only be copied in and out, one by one.
 //!
-//! There are three kinds. *Private* memory ([`Node::register`]) is reached by this process alone: what peers put and get goes
-//! through the connection. *Shared* memory ([`Node::register_shared`]) lies in a file that a peer on the same host is lent when a
-//! window in it is opened over `shm://`; it then copies in and out by itself, each byte once. A *caller's file*
-//! ([`Node::register_file`]) is lent so for reading, if the caller has sealed it.
+//! There are three kinds. *Private* memory ([`Node::register`]) is reached by this process only: bytes of puts and gets go
+//! through the connection. *Shared* memory ([`Node::register_shared`]) lies in a file that is lent to a peer on the same
+//! host when a window in it is opened over `shm://`; the peer then copies in and out directly, each byte once. A *caller's
+//! file* ([`Node::register_file`]) is lent in this way for reading, if the caller has sealed it.
 //!
-//! What is lent is all of the memory, not the window alone, and a hostile peer can go on writing there whatever is closed. So
-//! memory that one peer may put into is no place for the data of another, and references to it are not given out any more.
+//! All of the memory is lent, not only the window, and a hostile peer can continue to write there after the window is
+//! closed. So memory that one peer may put into must not hold another peer's data, and references to it are not given out
+//! any more.
 
 use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};

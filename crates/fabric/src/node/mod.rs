@@ -1,17 +1,16 @@
-//! A node: sessions, messages and memory for a program that waits, in any thread, without a thread of ours.
+//! A node: sessions, messages and memory for a program with threads that wait; the library has no threads of its own.
 //!
-//! [`Fabric`](crate::Fabric) is for event loops; a [`Node`] is for everybody else. It is a handle that threads share. There is no
-//! dispatcher: whoever waits turns the loop, for all others too (docs/decisions/0021), so a program that neither waits nor
-//! calls [`Node::progress`] neither sends nor hears, and its kernel buffers are all that its peers can fill.
+//! [`Fabric`](crate::Fabric) is for event loops; a [`Node`] is for other programs. It is a handle that threads share. There is no
+//! dispatcher: a thread that waits drives the loop, for all others too (docs/decisions/0021). So a program that neither waits nor
+//! calls [`Node::progress`] neither sends nor receives, and its peers can only fill its kernel buffers.
 //!
 //! Every request is an [`Op`], which ends exactly once: wait for it, for the first of several ([`Node::wait_any`]), add it to a
-//! [`Group`] that threads share, or poll. Messages ([`Node::send`]) are on credit: what the peer's program has not taken is
-//! bounded. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us ([`Node::put`],
-//! [`Node::get`], and of several ranges of one window [`Node::get_ranges`], [`Node::put_ranges`]), or between those and a slice of
-//! the caller's, who then waits ([`Node::get_into`], [`Node::put_from`]).
+//! [`Group`] that threads share, or poll. Messages ([`Node::send`]) need credit, which bounds the messages that the peer's program has not received. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us ([`Node::put`],
+//! [`Node::get`], and of several ranges of one window [`Node::get_ranges`], [`Node::put_ranges`]), or between those windows and a
+//! slice of the caller, which then waits ([`Node::get_into`], [`Node::put_from`]).
 //!
-//! Memory is private ([`Node::register`]), can be lent to peers on the same host, who then copy by themselves
-//! ([`Node::register_shared`]), or is a file in memory of the caller's ([`Node::register_file`]). A window is for one peer, and open
+//! Memory is private ([`Node::register`]), can be lent to peers on the same host, which then copy directly
+//! ([`Node::register_shared`]), or is the caller's own file in memory ([`Node::register_file`]). A window is for one peer, and open
 //! until it is closed or for one use, or it is for the first of several peers ([`Node::open_window_for_one_of`]).
 //!
 //! ```
@@ -31,7 +30,7 @@
 //! let Outcome::Session(to_server) = session else { return Err("no session".into()) };
 //! let Outcome::Session(to_client) = incoming.wait(soon())?? else { return Err("no session".into()) };
 //!
-//! // The server opens a window and says so; the client reads it without the server's program.
+//! // The server opens a window and announces it; the client reads it without the server's program.
 //! let memory = server.register(4096)?;
 //! memory.write(0, b"what the server has")?;
 //! let window = server.open_window(to_client, &memory, 0..4096, Rights::GET)?;

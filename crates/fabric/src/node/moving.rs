@@ -1,6 +1,6 @@
-//! Puts and gets on their way out, part by part. In memory that a peer has lent, this end copies: so many bytes a turn
-//! ([`TURN_BYTES_MAX`]), so that whoever turns the loop is not kept by one operation while others have something to do. The rest
-//! is done in the next turns, which follow at once; what begins later over the same session waits behind it.
+//! Puts and gets in progress, part by part. In memory that a peer has lent, this end copies, at most [`TURN_BYTES_MAX`]
+//! bytes a turn, so that one operation does not keep the driving thread while others have work. The rest is done in the next
+//! turns, which follow at once; later operations over the same session wait behind it.
 
 use byway_reactor::Reactor;
 use byway_reactor::seeded::{self, Bug};

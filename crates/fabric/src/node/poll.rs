@@ -1,8 +1,8 @@
 //! For programs with an event loop of their own: a descriptor to poll, and a call to make when it is readable.
 //!
-//! The descriptor is an epoll of three: the loop's own, a timer for the loop's next one, and an event for what has ended or
-//! is left to do. The last two are seen to by whoever lets go of the engine, for whatever he had it: who polls has not turned the
-//! loop last.
+//! The descriptor is an epoll of three: the loop's own descriptor, a timer for the loop's next deadline, and an event for
+//! ended operations and work that is left. Each thread that releases the engine updates the last two, because the polling
+//! thread is not the last one that drove the loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::MutexGuard;

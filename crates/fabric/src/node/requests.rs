@@ -1,4 +1,4 @@
-//! What a program asks of a node.
+//! Requests of a program to a node.
 
 use std::net::SocketAddr;
 use std::ops::Range;

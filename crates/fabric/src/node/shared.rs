@@ -1,9 +1,9 @@
-//! What all threads of a node see under one short lock: operations, sessions with the messages that came, groups, who waits, and
-//! the commands for whoever turns the loop next.
+//! The state that all threads of a node share under one short lock: operations, sessions with their received messages,
+//! groups, waiting threads, and the commands for the next driving thread.
 //!
-//! Pure tables: nothing here waits, and what is to be woken is noted and woken by the caller. Each operation ends by exactly one
-//! [`Shared::complete`]; its result is then taken once, by its handle or its group, or is nobody's. A message or a session that was
-//! somebody's who did not take it belongs to the next who asks for one.
+//! Pure tables: nothing here waits; threads to wake are noted here and woken by the caller. Each operation ends by exactly
+//! one [`Shared::complete`]. Its result is then taken once, by its handle or its group, or is dropped. A message or a
+//! session whose receiver did not take it goes to the next one that asks.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

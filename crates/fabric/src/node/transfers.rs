@@ -1,8 +1,8 @@
 //! Messages, puts, gets and flushes on the loop.
 //!
-//! A put goes out in parts, by the one lane that all puts into its window take; the peer says of each that it lies there. A get is
-//! a get of the fabric for each part. Either ends when all its parts have, *and* when no frame over the program's memory is left:
-//! the peer's word may come before the kernel has let go of what was sent.
+//! A put goes out in parts, on the one lane that all puts into its window use; the peer confirms each. A get is a get of the
+//! fabric for each part. Either ends when all its parts have ended *and* no frame over the program's memory is left: the
+//! peer's answer may come before the kernel has released the sent bytes.
 
 use std::collections::hash_map::Entry;
 

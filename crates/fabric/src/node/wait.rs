@@ -1,11 +1,12 @@
-//! Waiting without a thread of our own: whoever waits turns the loop, and the others sleep until what they wait for has come or
-//! the turning falls to them.
+//! Waiting without a thread of the library: one waiting thread drives the loop, and the others sleep until their operations
+//! have ended or they must drive it.
 //!
-//! Two locks. That of the *engine* is held by who turns the loop, also while it sleeps in the kernel, and is only ever tried. That
-//! of the *tables* is held for moments. A thread that finds the engine taken leaves its request in the tables and wakes the loop.
-//! Whoever lets go of the engine looks at the tables afterwards: requests that came too late for its last turn it takes up again,
-//! and one of those who sleep it wakes to turn the loop in its place. A sleeper was entered in the tables before it tried the
-//! engine for the last time, so one of the two sees the other, and nobody sleeps without somebody turning.
+//! There are two locks. The driving thread holds that of the *engine*, also while it sleeps in the kernel; other threads
+//! only ever try it. That of the *tables* is held for moments. A thread that finds the engine taken leaves its request in
+//! the tables and wakes the loop. A thread that releases the engine checks the tables afterwards: it executes requests that
+//! came too late for its last turn, and wakes one of the sleeping threads to drive the loop in its place. A sleeper was
+//! entered in the tables before its last attempt at the engine, so one of the two sees the other, and no thread sleeps while
+//! no thread drives.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};

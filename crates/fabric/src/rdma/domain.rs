@@ -1,8 +1,8 @@
 //! The protection domain, and the memory registered in it.
 //!
-//! A pool is registered once, for local use only: its key never leaves this process. What a peer may use is a [`Window`], a
-//! registration of just its range, which ends when the window is closed. Keys have 32 bits and may be guessed, so that a
-//! window exposes no byte that is not meant for the peer.
+//! A pool is registered once, for local use only: its key never leaves this process. A peer uses a [`Window`], a
+//! registration of its exact range, which ends when the window is closed. Keys have 32 bits and may be guessed, so a window
+//! exposes no byte that is not meant for the peer.
 
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut, Range};

@@ -1,4 +1,4 @@
-//! What can go wrong, whose fault it is, and what to do about it.
+//! Errors of RDMA: whose fault it is, and what to do about it.
 
 use std::net::IpAddr;
 

@@ -1,7 +1,7 @@
 //! Identifiers of the connection manager, each on the channel where its events arrive.
 //!
-//! An [`Identifier`] is its loop's. What was asked for at a listener may go to another loop before it is answered: as a
-//! [`RawIdentifier`], which has nothing of either loop.
+//! An [`Identifier`] belongs to its loop. A connect request at a listener may move to another loop before it is answered: as
+//! a [`RawIdentifier`], which has nothing of either loop.
 
 use std::cell::{Cell, RefMut};
 use std::ffi::c_void;

@@ -1,4 +1,4 @@
-//! The two libraries, loaded when somebody asks for RDMA and never unloaded.
+//! The two libraries, loaded at the first use of RDMA and never unloaded.
 
 use super::error::RdmaError;
 use super::verbs::{ConnectionManager, Functions, Verbs};

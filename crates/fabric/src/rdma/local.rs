@@ -1,10 +1,10 @@
-//! Memory outside the pool, registered for the operations of this process alone.
+//! Memory outside the pool, registered for operations of this process only.
 //!
 //! A program's own memory is registered when it is first moved, and stays so: see [`registration`](crate::registration),
-//! whose cache finds it again as long as its addresses have the same pages. The key is never told to a peer, so that a range
-//! may be longer than what an operation uses of it; what a peer may reach is a [`Window`](super::Window) of its own.
+//! whose cache finds it again as long as its addresses have the same pages. No peer gets the key, so a range may be longer
+//! than an operation's part of it; a peer reaches memory by a [`Window`](super::Window) of its own.
 //!
-//! The first such operation starts the cache, with two threads that read what the kernel says of the address space.
+//! The first such operation starts the cache, with two threads that read the kernel's events of the address space.
 
 use std::ptr::NonNull;
 

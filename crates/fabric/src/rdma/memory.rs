@@ -1,4 +1,4 @@
-//! Memory of operations: what they own until they complete.
+//! The memory that operations own until they complete.
 
 use std::alloc::Layout;
 use std::mem::ManuallyDrop;

@@ -1,21 +1,21 @@
-//! Reliable connections over InfiniBand and RoCE: what the verbs offer, made safe.
+//! Reliable connections over InfiniBand and RoCE: a safe interface to the verbs.
 //!
-//! libibverbs and librdmacm are loaded at run time ([`Library::load`]), so that a program runs where they are not. On top
-//! of them are a [`Device`] (found by an address of it), a [`Domain`] in which memory is registered, one
+//! libibverbs and librdmacm are loaded at run time ([`Library::load`]), so that a program also runs without them. On top of
+//! them are a [`Device`] (found by one of its addresses), a [`Domain`] in which memory is registered, one
 //! [`CompletionQueue`] per loop, a [`SharedReceiveQueue`] and an [`EventChannel`] whose [`Endpoint`]s connect and have a
 //! queue pair each. Nothing here waits: a loop polls the descriptors of the completion queue and of the event channel.
 //!
-//! Three things hold by construction:
+//! Three properties hold by construction:
 //!
-//! - Memory that the device may touch belongs to the operation, or to the [`Window`] that a peer may use, until the
-//!   completion came, or the window is closed. What a peer may write is in nobody's hands.
-//! - Every posted operation completes exactly once. A queue pair that is dropped completes what it still has as
+//! - Memory that the device may touch belongs to the operation until its completion, or to the [`Window`] until it is
+//!   closed. No code has access to memory that a peer may write.
+//! - Every posted operation completes exactly once. A queue pair that is dropped completes its remaining operations as
 //!   [`WorkError::Flushed`].
 //! - A completion queue has room for the completion of everything that is posted (see `operations.rs`).
 //!
-//! [`transport`] drives the connections of one loop over all that, and moves messages, puts and gets.
+//! [`transport`] drives the connections of one loop on top of these, and moves messages, puts and gets.
 //!
-//! Everything keeps alive what it was made from, so that it does not matter what is dropped first.
+//! Every object keeps alive what it was made from, so the order of drops does not matter.
 
 mod address;
 mod completion;

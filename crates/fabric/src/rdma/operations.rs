@@ -1,9 +1,9 @@
-//! What is posted and not completed: who owns which memory, and whether the completion queue has room.
+//! Posted operations: the memory that each owns, and the room in the completion queue.
 //!
-//! A completion queue that overflows is lost with all its connections, so room is counted and not hoped for: shared receive
-//! queues reserve their whole depth, and each posted send takes one of the entries that are left until it is retired. An
-//! operation that is not reported by itself is retired by the next one of its queue pair that is; devices complete
-//! the operations of a queue pair in the order of posting (InfiniBand specification, volume 1, 10.8.5).
+//! A completion queue that overflows is lost with all its connections, so its room is counted: shared receive queues reserve
+//! their whole depth, and each posted send takes one of the remaining entries until it is retired. An operation without a
+//! completion of its own is retired by the next one of its queue pair that has one; devices complete the operations of a
+//! queue pair in the order of posting (InfiniBand specification, volume 1, 10.8.5).
 //!
 //! No verbs in here: this is numbers and memory, and tested as such.
 

@@ -1,10 +1,10 @@
 //! Memory of devices that the kernel has taken away.
 //!
-//! Where a device was unplugged the kernel ends all that a process has on it by itself, and what the process asks for afterwards
-//! fails with `EIO` (ibv_open_device(3); `RDMAV_ALLOW_DISASSOC_DESTROY` would make it succeed). So `EIO` of a call that ends
-//! something says that it is ended, or is about to be: the kernel refuses calls a little before it has ended all. The memory is
-//! kept in quarantine for that while, and then belongs to its owner again. A driver may say `EIO` for reasons of its own; so the device
-//! is asked something else as well, and only one that says `EIO` to that too was taken away.
+//! When a device is unplugged, the kernel itself ends a process's use of it, and later calls of the process fail with `EIO`
+//! (ibv_open_device(3); `RDMAV_ALLOW_DISASSOC_DESTROY` would make them succeed). So `EIO` of a destroying call means that
+//! the object is destroyed, or is about to be: the kernel refuses calls a little before it has ended all use. The memory is
+//! kept in quarantine for that time, and then belongs to its owner again. A driver may return `EIO` for other reasons. So
+//! the device is queried as well, and only a device that answers `EIO` to that too counts as taken away.
 
 use std::any::Any;
 

@@ -1,4 +1,4 @@
-//! Queue pairs: what an endpoint posts its operations to.
+//! Queue pairs, to which endpoints post their operations.
 
 use std::cell::Cell;
 use std::ptr::{self, NonNull};

@@ -1,6 +1,6 @@
 //! The shared receive queue: memory for the messages of all connections.
 //!
-//! A message takes the receive that was posted first, whoever sent it. A peer that finds none retries until there is one.
+//! A message, of any peer, takes the receive that was posted first. A peer that finds none retries until there is one.
 //! Messages should fit into one packet of the path: a provider may lose a receive that a longer message had begun to fill
 //! when its connection ended (soft-RoCE does); its memory then comes back when the queue is dropped.
 

@@ -1,8 +1,8 @@
-//! What kind of memory a range is: only pages that nobody can take away without an event are kept registered.
+//! The kind of memory of a range: only pages that cannot be taken away without an event stay registered.
 //!
-//! A file's pages can be taken by whoever truncates it or punches a hole, in another process too, and no event says so. So
-//! by itself the cache keeps private anonymous memory only. The question is asked by `PROCMAP_QUERY`
-//! (`/proc/PID/maps`, Linux 6.11), after the range is watched: a later change of the mapping is an event.
+//! Another program can truncate a file or punch a hole into it, and no event reports that. So by default the cache keeps
+//! private anonymous memory only. It asks the kernel by `PROCMAP_QUERY` (`/proc/PID/maps`, Linux 6.11), after the range is
+//! watched: a later change of the mapping is an event.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 

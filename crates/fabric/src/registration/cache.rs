@@ -1,12 +1,12 @@
-//! The cache itself: which ranges are registered, who uses them, which goes first. Pure: no system call, no clock, no lock.
+//! The cache itself: the registered ranges, their users, and the order of eviction. Pure: no system call, no clock, no lock.
 //!
 //! It is used under a lock that the thread which reads the kernel's events needs too, and a thread that frees or allocates
 //! memory may have to wait until its event is read. So **nothing here allocates or frees after [`Cache::new`]**: all tables
-//! have their full length from the start, and what is to be deregistered moves out as a [`Condemned`] for the caller to
-//! drop when it has let go of the lock.
+//! have their full length from the start, and a range to deregister moves out as a [`Condemned`], which the caller drops
+//! after it has released the lock.
 //!
-//! A range's life: registering → live (found by look-ups; in use or idle) → perhaps detached (found no more, still in use)
-//! → condemned → closing (being deregistered and no longer watched) → free. Live ranges never overlap.
+//! A range's life: registering → live (found by look-ups; in use or idle) → perhaps detached (not found any more, still in
+//! use) → condemned → closing (being deregistered and no longer watched) → free. Live ranges never overlap.
 
 mod idle;
 mod terms;

@@ -1,14 +1,14 @@
-//! A fork, as the cache sees it.
+//! The registration cache and forks.
 //!
-//! The child has the parent's tables, but not its threads nor its events, and its pages are copies: whatever it found there
-//! would be wrong. So in a child nothing is found, registered or deregistered. It knows itself for one by a page that the kernel wipes
-//! at a fork (`MADV_WIPEONFORK`), which also serves those who fork by the bare system call, and is read before any lock is taken: the
-//! parent may have held it.
+//! The child has the parent's tables, but neither its threads nor its events, and its pages are copies: every entry of the
+//! cache would be wrong there. So in a child nothing is found, registered or deregistered. The child recognises itself by a
+//! page that the kernel wipes at a fork (`MADV_WIPEONFORK`), which also works for forks by the bare system call. It reads
+//! the page before it takes any lock, because the parent may have held it.
 //!
-//! No lock is held while a process forks. A `pthread_atfork` handler that held the cache's lock would wait for ever where a
-//! handler of somebody else frees memory in between: its `munmap` waits for an event to be read, for which the lock is
-//! needed. Instead the parent's handlers tell the caches that a fork begins and that it is over; those whose registrations do
-//! not [survive](super::Registrar::survives_fork) it find and keep nothing in between.
+//! No lock is held while a process forks. A `pthread_atfork` handler that held the cache's lock would wait for ever if
+//! another library's handler frees memory meanwhile: its `munmap` waits for an event to be read, for which the lock is
+//! needed. Instead the parent's handlers tell the caches when a fork begins and ends. Caches whose registrations do not
+//! [survive](super::Registrar::survives_fork) a fork find and keep nothing in between.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};

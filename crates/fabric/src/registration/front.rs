@@ -1,4 +1,4 @@
-//! What users of registered memory hold: the cache, and a guard for each use.
+//! The interface for users of registered memory: the cache, and a guard for each use.
 
 use std::mem::ManuallyDrop;
 use std::ops::Deref;

@@ -1,26 +1,26 @@
 //! Memory that stays registered between uses.
 //!
-//! To let a NIC, or a ring's fixed buffers, reach memory, its pages must be pinned and their addresses told: for small ranges that
-//! costs more than to copy them (Goglin, fig. 6; `cargo run --example registration_cost`). So a range stays registered after its
-//! use ([`RegistrationCache`]), as in the pin-down caches of old, and is found again by its address.
+//! Before a NIC, or a ring's fixed buffers, can reach memory, its pages must be pinned and their addresses passed on. For
+//! small ranges that costs more than copying them (Goglin, fig. 6; `cargo run --example registration_cost`). So a range
+//! stays registered after its use ([`RegistrationCache`]), as in classic pin-down caches, and is found again by its address.
 //!
 //! An address alone proves nothing: a program unmaps memory and gets the same addresses back with other pages. A
-//! registration whose pages are no longer those of its addresses must never be found. The kernel tells by userfaultfd events
-//! of `munmap`, `mremap`, `mmap` over a mapping, and `madvise`; the private module `monitor` says why none is missed, and why nobody
-//! waits for ever.
+//! registration whose pages are no longer those of its addresses must never be found. The kernel reports `munmap`, `mremap`,
+//! `mmap` over a mapping, and `madvise` by userfaultfd events; the private module `monitor` says why none is missed, and why
+//! no thread waits for ever.
 //!
-//! No event tells of these, which is why only private anonymous memory is kept, unless the caller vouches for more
+//! No event reports the following. Therefore only private anonymous memory is kept, unless the caller vouches for more
 //! ([`RegistrationCache::get_stable`]):
 //!
 //! - a file that is truncated or punched, by this process or another;
-//! - `shmdt`: System V segments are shared memory, so not kept;
+//! - `shmdt`: System V segments are shared memory, so not kept.
 //!
-//! and of these, which are the caller's to leave alone, or to [`flush`](RegistrationCache::flush) after:
+//! Nor these, which the caller must avoid, or [`flush`](RegistrationCache::flush) after:
 //!
 //! - `MADV_GUARD_INSTALL` (Linux 6.13) over memory that was in a transfer: it takes the pages;
 //! - `remap_file_pages`, which is obsolete.
 //!
-//! Where events are refused, each use registers, and [`RegistrationCache::mode`] says why.
+//! If the kernel refuses events, each use registers, and [`RegistrationCache::mode`] says why.
 
 mod backing;
 mod cache;

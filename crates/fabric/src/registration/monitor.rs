@@ -1,35 +1,34 @@
-//! The process's one reader of address space events, and the lock under which they are read and look-ups made.
+//! The process's one reader of address space events, and the lock under which events are read and look-ups made.
 //!
 //! # Why no look-up finds a stale registration
 //!
-//! 1. A range is watched before it is registered, and found by look-ups only after. So a change of its mapping that begins
-//!    after the registration is an event.
+//! 1. A range is watched before it is registered, and look-ups find it only after that. So a change of its mapping that
+//!    begins after the registration is an event.
 //! 2. `munmap`, `mremap` and `mmap` over a watched range raise the kernel's count of changes while they hold the address
-//!    space's lock, before a page goes; they lower it when their event has been read. So whoever has the address from a
-//!    later `mmap`, even one that another thread was given while the `munmap` still waits, finds the count raised
-//!    or the event read.
-//! 3. **The unmapper goes on when its event is read, not when it is handled.** So the event is read under the lock, and
-//!    the ranges are taken out of the look-up before the lock is let go.
-//! 4. A look-up takes the lock and asks whether the count is zero ([`Userfault::is_quiet`]). If it is, all events of changes
-//!    before have been read, by (3) under this lock, and so handled. If not, it reads what is pending, and if a change is still on
-//!    its way it waits its turn, or registers anew for this one use.
-//! 5. `madvise(MADV_DONTNEED)` tells before it acts: see [`suspects`](super::suspects).
+//!    space's lock, before a page goes; they lower it when their event has been read. So a thread that has the address from
+//!    a later `mmap`, even if the `munmap` still waits in another thread, finds the count raised or the event read.
+//! 3. **The unmapping thread continues when its event is read, not when it is handled.** So the event is read under the
+//!    lock, and the ranges are removed from the look-up before the lock is released.
+//! 4. A look-up takes the lock and asks whether the count is zero ([`Userfault::is_quiet`]). If it is, all events of earlier
+//!    changes have been read, by (3) under this lock, and so handled. If not, it reads pending events, and if a change is
+//!    still in progress it waits its turn, or registers anew for this one use.
+//! 5. `madvise(MADV_DONTNEED)` reports before it acts: see [`suspects`](super::suspects).
 //!
-//! # Why nobody waits for ever
+//! # Why no thread waits for ever
 //!
-//! A thread that changes a watched mapping waits until its event is read; `free` may be such a thread. So whoever holds
-//! the lock, or is needed for reading events, must do nothing that may free or allocate:
+//! A thread that changes a watched mapping waits until its event is read; `free` may be such a thread. So a thread that
+//! holds the lock, or is needed for reading events, must do nothing that may free or allocate:
 //!
-//! - under the lock no memory is allocated or freed ([`Cache`] has all it needs from the start), nothing is registered
-//!   or deregistered, and no code of a registrar runs;
-//! - the monitor's thread reads events and marks ranges, and does nothing else, with or without the lock: were it to deregister,
-//!   and the registrar to unmap something, it would wait for itself (libfabric #5554). It blocks all signals, since a handler
-//!   might free;
-//! - what the events condemn is deregistered by a second thread, the reaper, which holds no lock then. What look-ups
-//!   evict, they deregister themselves after they have let go of the lock;
+//! - under the lock no memory is allocated or freed ([`Cache`] has all it needs from the start), nothing is registered or
+//!   deregistered, and no code of a registrar runs;
+//! - the monitor's thread only reads events and marks ranges, with or without the lock: if it deregistered, and the
+//!   registrar unmapped something, it would wait for itself (libfabric #5554). It blocks all signals, since a handler might
+//!   free;
+//! - a second thread, the reaper, deregisters the ranges of changed mappings, and holds no lock then. Look-ups deregister
+//!   the ranges that they evict after they have released the lock;
 //! - the lock is not held while the process forks ([`fork`]).
 //!
-//! The lock is taken by `munmap` in no way: only its event's reader takes it (libfabric #5580 had it the other way round).
+//! `munmap` never takes the lock: only its event's reader does (libfabric #5580 had it the other way round).
 
 use std::any::Any;
 use std::cell::Cell;

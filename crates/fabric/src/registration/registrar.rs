@@ -1,4 +1,4 @@
-//! Who registers memory: the device, or what stands for it.
+//! The interface to the device that registers memory.
 
 use super::range::PageRange;
 

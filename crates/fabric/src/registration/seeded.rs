@@ -1,5 +1,5 @@
-//! Bugs put in on purpose, to show that the tests of real memory catch such bugs. As
-//! [`byway_reactor::seeded`], but for the whole process: the monitor's threads are to have them too.
+//! Bugs put in on purpose, to show that the tests of real memory catch such bugs. As [`byway_reactor::seeded`], but for the
+//! whole process, so that the monitor's threads have them too.
 
 /// A mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,9 +1,9 @@
-//! Which threads of this process may be throwing pages away.
+//! Which threads of this process may be discarding pages.
 //!
-//! A thread whose `UFFD_EVENT_REMOVE` was read goes on to take the pages, and tells nobody when it has. But a thread does one
-//! system call at a time: one that is found asleep in another call, or that asks for a registration, has finished that one.
-//! `/proc/PID/task/TID/syscall` says so of threads that sleep; of those that run, nothing is known. A suspicion is over when each
-//! thread has been seen elsewhere once since.
+//! A thread whose `UFFD_EVENT_REMOVE` was read then takes the pages, and reports nothing when it has. But a thread does one
+//! system call at a time: a thread that is asleep in another call, or asks for a registration, has finished that one.
+//! `/proc/PID/task/TID/syscall` shows the call of sleeping threads; of running threads nothing is known. A suspicion ends
+//! when each thread has been seen in another call once.
 
 use std::collections::HashMap;
 use std::io::Read;

@@ -1,8 +1,8 @@
-//! Pages that a thread is about to throw away, of which nobody tells when it has.
+//! Pages that a thread is about to discard, without an event when it has.
 //!
-//! `UFFD_EVENT_REMOVE` comes *before* `madvise(MADV_DONTNEED)` takes the pages, and the thread goes on when the event is
-//! read. What is registered between the two would name the old pages for good, and no further event would say so. So
-//! these pages are registered each time, until each thread has been seen [elsewhere](super::sightings).
+//! `UFFD_EVENT_REMOVE` comes *before* `madvise(MADV_DONTNEED)` takes the pages, and the thread continues when the event is
+//! read. A registration made between the two would name the old pages for ever, and no further event would say so. So these
+//! pages are registered for each use, until each thread has been seen [in another call](super::sightings).
 
 use super::range::PageRange;
 use crate::limits::SUSPECT_RANGES_MAX;

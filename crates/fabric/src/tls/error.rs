@@ -1,4 +1,4 @@
-//! What can be wrong with TLS: the operator's files, the peer, or somebody between.
+//! Errors of TLS: of the operator's files, the peer, or an attacker in between.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,9 @@
 //!
 //! [`Rpc::call`] is an operation that ends with the answer. A server takes calls with [`Rpc::next_call`]; each comes with a
 //! [`Token`], the right to answer it. Before it answers, the server reads from and writes to the windows that the call names, in any
-//! order, with the node's own gets and puts. Or it [delegates](Token::delegate) the call to a third node with a continuation, which is
-//! all that the third node must know to carry on: that node answers the caller over their own session if they have one, else
-//! through the server.
+//! order, with the node's own gets and puts. Or it [delegates](Token::delegate) the call to a third node with a
+//! continuation, which has all that the third node needs to continue. That node answers the caller over their own session if they have
+//! one, otherwise through the server.
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, NodeOptions, parse_address};
@@ -17,7 +17,7 @@
 //!     let request = server.next_call(Deadline::NEVER)?;
 //!     let sum = request.arguments.iter().sum::<u8>();
 //!     request.token.reply(0, &[sum], b"with regards")?;
-//!     // Until the client has gone: a node that nobody drives sends nothing.
+//!     // Until the client has gone: a node sends only while a thread drives it.
 //!     let _ = server.next_call(std::time::Duration::from_secs(10));
 //!     Ok(())
 //! });

@@ -3,11 +3,11 @@
 //! Either end of a session may call the other. A call names a protocol and a method and carries 64 bytes of arguments, a
 //! list of windows and a small payload; it is answered once, with a status, 64 bytes and a payload, or
 //! [delegated](Calls::delegate) to a third node, which answers the caller directly if the two have a session. A notice is a
-//! call without an answer. What a peer may have under way is bounded by credit, for each protocol by itself, so a program
-//! that takes no notices does not hold up another protocol's calls.
+//! call without an answer. Credit bounds the calls that a peer may have in flight, for each protocol separately, so a
+//! program that takes no notices does not delay another protocol's calls.
 //!
-//! The machine does no I/O and knows no clock. Its driver passes messages in ([`Calls::message`], [`Calls::placed`]),
-//! sends the headers that it gets back, and after every call sends what lies in [`Calls::outbox`]. Its drivers are a program's
+//! The machine does no I/O and has no clock. Its driver passes messages in ([`Calls::message`], [`Calls::placed`]), sends
+//! the headers that it gets back, and after every call sends the contents of [`Calls::outbox`]. Its drivers are a program's
 //! [node](crate::node), the server and the client of volumes, and the tests' simulation.
 
 mod callee;

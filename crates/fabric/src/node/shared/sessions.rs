@@ -1,4 +1,4 @@
-//! What becomes of sessions that end.
+//! Sessions that end.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! One connection: how far it has come, what waits to be posted, what is posted.
+//! One connection: its state, its operations that wait to be posted, and its posted operations.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;

@@ -1,14 +1,14 @@
-//! Who may send how many messages: the rule that keeps the shared receive queue from running dry.
+//! Message credits: the rule that keeps the shared receive queue from running dry.
 //!
-//! Each side posts [`RDMA_CREDITS`] receives for each connection, before the peer may send, and tells the peer so: a credit
-//! is a receive that is posted for it. A message takes one. A receive whose message was dealt with is posted again, and
-//! its credit goes back beside the next message to that peer, or, when half of them are owed, beside one of no bytes.
+//! Each side posts [`RDMA_CREDITS`] receives for each connection before the peer may send, and tells the peer so: a credit
+//! is a receive that is posted for it. A message takes one. A receive whose message was handled is posted again, and its
+//! credit returns with the next message to that peer, or, when half of them are owed, with an empty message.
 //!
-//! A message of no bytes takes no credit: a side that deals with no messages for a while must hear all the same that its
-//! own were dealt with, or both could wait for each other. There can be no more than two of them that were not looked at,
-//! since each gives half of all credits back; so two more receives are posted for each connection.
+//! An empty message takes no credit: a side that handles no messages for a while must still learn that its own were handled,
+//! or both could wait for each other. At most two of them are unhandled at a time, since each returns half of all credits;
+//! so two more receives are posted for each connection.
 //!
-//! A peer that sends without a credit would take the receives of others: its connection ends with a reason of its own.
+//! A peer that sends without a credit would take the receives of others: its connection ends with a named reason.
 
 use crate::limits::RDMA_CREDITS;
 #[cfg(test)]

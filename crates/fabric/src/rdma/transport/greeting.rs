@@ -1,4 +1,4 @@
-//! What two sides say to each other in the private data of the connection manager's messages. docs/wire.md draws it.
+//! The private data of the connection manager's messages. docs/wire.md draws it.
 
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};

@@ -1,4 +1,4 @@
-//! How connections come to be: the news of the connection manager, and what is answered.
+//! How connections begin: the events of the connection manager, and the answers to them.
 
 use std::net::SocketAddr;
 

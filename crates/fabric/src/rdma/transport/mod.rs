@@ -1,18 +1,17 @@
 //! The connections of one loop: messages, puts and gets over reliable queue pairs, without sessions.
 //!
 //! A *message* is a header of 128 bytes and up to 16 KiB behind it: one SEND into a receive of the peer's shared receive
-//! queue, handed over inline where it is short. A *put* is an RDMA WRITE into a window of the peer; a message that is sent
-//! behind it on the same connection arrives when its bytes lie there. A *get* is an RDMA READ; the peer's program does not
-//! hear of it. Windows of our own are opened here too, a registration each; the layer above tells the peer where.
+//! queue, handed over inline if it is short. A *put* is an RDMA WRITE into a window of the peer; a message that is sent
+//! behind it on the same connection arrives after its bytes. A *get* is an RDMA READ, which the peer's program does not
+//! notice. Windows of this end are opened here too, one registration each; the layer above tells the peer where they are.
 //!
 //! The owner passes completions of its two tags to [`Transport::handle`], takes [`Transport::next_event`] until there is
-//! none, and calls [`Transport::flush`] once it has handled all that it reaped. A message's memory goes back by
-//! [`Transport::done_with`]: until then its sender has one credit less, so an owner who is slow slows its peers
-//! down, and nobody else.
+//! none, and calls [`Transport::flush`] once it has handled all reaped completions. [`Transport::done_with`] returns a
+//! message's memory: until then its sender has one credit less, so a slow owner slows down only its peers.
 //!
 //! Bounds: connections by the receives that the device and half of the pool have ([`Down::TooMany`], [`Down::NoFrames`]);
-//! operations by the queue pair and the completion queue, what is beyond them waits here; what waits is the owner's to
-//! bound, who asks for [`Transport::queued`] and [`Transport::queued_heap`].
+//! operations by the queue pair and the completion queue. Operations beyond these wait here, and the owner bounds them with
+//! [`Transport::queued`] and [`Transport::queued_heap`].
 
 mod adapter;
 mod connection;

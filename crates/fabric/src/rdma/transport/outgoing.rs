@@ -1,12 +1,12 @@
-//! What is to be sent, and how it becomes operations of the device.
+//! Outgoing data, and how it becomes operations of the device.
 //!
-//! The device reads from registered memory alone: frames of the pool go as they are, and so do frames over other memory,
-//! which is [registered](super::super::LocalMemory) when it is first used. All else (headers, heads, zeroes, ranges of mapped
-//! files) is copied into frames first, which the reactor counts where it reads a file.
+//! The device reads from registered memory only. Frames of the pool are registered, and so are frames over other memory,
+//! which is [registered](super::super::LocalMemory) when it is first used. All other data (headers, heads, zeroes, ranges of
+//! mapped files) is first copied into frames; the reactor counts these copies where it reads a file.
 //!
-//! Memory that the kernel does not let us register is copied too, but that is how much it is of: a program's, of any length. So
-//! it is copied when its turn comes, as much at a time as the pool has, and the rest waits for frames ([`Uncopied`]): a pool
-//! with one page to spare moves it all.
+//! Memory that the kernel refuses to register is copied too. It is a program's, of any length. So it is copied when its turn
+//! comes, as much at a time as the pool has room for, and the rest waits for frames ([`Uncopied`]): a pool with one spare
+//! page moves it all.
 
 use std::ops::Range;
 use std::rc::Rc;

@@ -1,4 +1,4 @@
-//! Posting: what waits goes to the device, as far as credits, room and frames reach.
+//! Posting: waiting operations go to the device as far as credits, room and frames permit.
 
 use byway_reactor::{Frame, Reactor};
 

@@ -1,4 +1,4 @@
-//! What has completed, and the ends of connections.
+//! Completions, and the ends of connections.
 
 use super::super::error::WorkError;
 use super::super::memory::{Payload, Segment};

@@ -1,20 +1,19 @@
-//! How many receives there are: those that are promised to peers must be, also where a device loses some.
+//! The number of receives: those reserved for peers must exist, also if a device loses some.
 //!
-//! A device may lose the receive that a message had begun to fill when its connection ended (soft-RoCE does, whoever ended
-//! it and why, so that a peer can bring it about at will): it never completes, and its memory comes back with the whole
-//! queue. One that is lost must not stand in for one that is promised. So with each connection that ends one receive is
-//! *doubted*: it is not counted as there, and the next connection, or the next message whose memory comes back, has another
-//! posted in its place.
+//! A device may lose the receive that a message had begun to fill when its connection ended. soft-RoCE does so at every kind
+//! of end, so a peer can cause it at will. The receive never completes, and its memory returns only with the whole queue. A
+//! lost receive must not count as a reserved one. So one receive is *doubted* for each connection that ends: it does not
+//! count, and the next connection, or the next message whose memory returns, has another posted in its place.
 //!
-//! Most of these doubts are groundless, and without an end to them a peer that connects again and again would fill the
-//! queue. A message that was begun after a connection had ended clears them: receives are taken in the order of posting, so
-//! what was lost before is older than the receive of that message, and of those that are older and still at the device
-//! there cannot be fewer than are lost. That a message was begun later is known of each on a later queue pair, and of each
-//! but the first that completes on an older one: a queue pair takes one after the other.
+//! Most doubts are unfounded, and without an end to them a peer that reconnects again and again would fill the queue. A
+//! message that began after a connection had ended settles its doubt. Receives are taken in the order of posting, so a
+//! receive lost before is older than that message's, and the lost ones are at most as many as the older ones that are still
+//! at the device. A message is known to have begun later if it came on a later queue pair, or is not the first to complete
+//! on an older one, because a queue pair takes one message after the other.
 //!
-//! So there are as many receives as are promised, as many as were lost, and one for each connection that ended since
-//! messages came; together never more than the queue has room for. A peer that means to lose them gets that far, at most:
-//! then there is no room for further connections until all are gone, and those that are there keep theirs.
+//! So the posted receives are the reserved ones, the lost ones, and one for each connection that ended since messages
+//! arrived, together at most the room of the queue. A peer that loses receives on purpose can fill that room: then no
+//! further connections are accepted until all have ended, and existing ones keep their receives.
 //!
 //! No verbs in here: this is numbers, and tested as such.
 

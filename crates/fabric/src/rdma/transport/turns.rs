@@ -1,8 +1,9 @@
 //! Which connection posts next.
 //!
-//! Those that had to wait, for frames or for room in the device's queues, come first, in the order in which they had to, and
-//! each time another of them is the first: what has become free meanwhile may be enough for one alone. Of the pool's frames no
-//! connection takes the last quarter for copies of what cannot be registered while such copies of its own are under way.
+//! Connections that had to wait, for frames or for room in the device's queues, come first, in the order of their waiting,
+//! and each time another of them is at the head, because the resources that became free may suffice for one only. No
+//! connection takes the last quarter of the pool for copies of unregistrable memory while such copies of its own are in
+//! flight.
 
 use std::collections::{HashSet, VecDeque};
 

@@ -1,9 +1,9 @@
-//! Whether a peer is alive of which nothing is heard.
+//! Whether a silent peer is alive.
 //!
-//! Whoever looks at a silent connection asks the peer's device by a probe, and the device's retries end the connection if nothing
-//! answers. But a probe that is queued behind a message for which the peer has no receive is not sent: a device goes on with
-//! that message for ever. So a probe of which nothing has come after two more looks is silence too; one look would not leave a
-//! short keep-alive time for the retries.
+//! A check of a silent connection sends a probe to the peer's device, and the device's retries end the connection if nothing
+//! answers. But a probe that is queued behind a message for which the peer has no receive is not sent, because a device
+//! retries that message for ever. So a probe without an answer after two more checks counts as silence too; one check would
+//! not leave enough time for the retries with a short keep-alive.
 
 /// How many looks a probe is waited for.
 const LOOKS_MAX: u8 = 2;

@@ -1,4 +1,4 @@
-//! What `rdma/rdma_cma.h` defines. Fields and constants have the names of the header.
+//! Definitions of `rdma/rdma_cma.h`. Fields and constants have the names of the header.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -1,9 +1,9 @@
-//! The parts of libibverbs and librdmacm that are used here, as `#[repr(C)]` definitions of our own.
+//! `#[repr(C)]` definitions of the parts of libibverbs and librdmacm that byway uses.
 //!
-//! Written by hand and kept small: what the two libraries hold for themselves is opaque, and a structure that only they
-//! allocate ends after its last field that is read here. `tests.rs` compares each definition with the real headers.
+//! They are written by hand and kept small: private parts of the two libraries are opaque, and a structure that only they
+//! allocate ends after the last field that byway reads. `tests.rs` compares each definition with the real headers.
 //!
-//! The libraries are loaded at run time ([`Functions`]). The calls on the data path are no symbols of the libraries: in C
+//! The libraries are loaded at run time ([`Functions`]). The calls on the data path are not symbols of the libraries: in C
 //! they are inline functions that go through the table of the device's provider, [`ContextOps`].
 
 /// Constants of the headers, and a list of them by that name for the comparison with the headers.

@@ -1,4 +1,4 @@
-//! What `infiniband/verbs.h` defines. Fields and constants have the names of the header.
+//! Definitions of `infiniband/verbs.h`. Fields and constants have the names of the header.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 

@@ -1,4 +1,4 @@
-//! Which ranges nobody uses, in the order in which they were let go.
+//! The unused ranges, in the order in which they were released.
 
 /// No slot.
 const NONE: u32 = u32::MAX;

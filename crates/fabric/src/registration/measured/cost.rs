@@ -1,4 +1,4 @@
-//! What registration costs by size, against copying into memory that is registered already, and what the cache makes of it.
+//! The cost of registration by size, compared with copying into registered memory, and with the cache.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

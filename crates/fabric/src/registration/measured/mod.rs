@@ -1,5 +1,5 @@
-//! Benchmarks of registering memory: what it costs by size (Goglin, fig. 6), and what each way of it makes of sending a file
-//! (Dalessandro and Wyckoff, HotI 2007). For `byway bench figures` and the example `registration_cost`; nothing else uses it.
+//! Benchmarks of memory registration: its cost by size (Goglin, fig. 6), and its effect on sending a file (Dalessandro and
+//! Wyckoff, HotI 2007). For `byway bench figures` and the example `registration_cost`; nothing else uses it.
 
 mod cost;
 mod memory;

@@ -1,6 +1,6 @@
-//! Sends over TCP out of registered memory: what stands for a network card.
+//! Sends over TCP from registered memory, in place of a network card.
 //!
-//! Over loopback the kernel copies all the same; what registering costs is what it is.
+//! Over loopback the kernel copies anyway; the cost of registration is real.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
