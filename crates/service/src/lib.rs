@@ -1,4 +1,4 @@
-//! What byway shares: block volumes over files, devices and memory; and directories.
+//! The services of byway: block volumes over files, devices and memory; shared directories; lent memory; shared memory.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,5 @@
-//! Which changes of a volume are at its store, on any loop: so that a client can wait for those of a connection that was its
-//! own before (docs/decisions/0033).
+//! The changes of a volume that are at its store, on any loop, so that a client can wait for those of its own earlier
+//! connection (docs/decisions/0033).
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,4 @@
-//! What can go wrong with a volume, and with a request on one.
+//! Errors of a volume, and of requests to one.
 
 use std::path::PathBuf;
 

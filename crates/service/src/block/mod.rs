@@ -1,4 +1,4 @@
-//! Block volumes: what they are stored in, and the engine that serves their requests on one loop.
+//! Block volumes: their stores, and the engine that serves their requests on one loop.
 
 mod catalog;
 mod changes;

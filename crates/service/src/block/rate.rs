@@ -1,8 +1,8 @@
-//! The bytes per second of a volume, for all its clients and loops together.
+//! The limit on a volume's bytes per second, for all its clients and loops together.
 //!
-//! The generic cell rate algorithm (ITU-T I.371, annex A): one number says when the bytes that were moved so far would
-//! have been moved at exactly the rate. A request may start while that is no more than the burst in the future. What it
-//! moves is counted afterwards, so a request larger than the burst is not refused, it only makes the next ones wait.
+//! The generic cell rate algorithm (ITU-T I.371, annex A): one number says when the bytes moved so far would have been moved
+//! at exactly the rate. A request may start while that time is at most the burst in the future. Its bytes are counted
+//! afterwards, so a request larger than the burst is not refused; it makes later ones wait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;

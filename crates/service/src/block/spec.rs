@@ -1,7 +1,7 @@
-//! What a volume is to be, as plain data.
+//! The specification of a volume, as plain data.
 //!
-//! The program makes these from its command line and its configuration file; the engine opens stores from them. They
-//! hold no descriptor and no memory, so two of them can be compared: that is how a reload knows what changed.
+//! The program makes these from its command line and its configuration file; the engine opens stores from them. They hold no
+//! descriptor and no memory, so they can be compared: that is how a reload finds changes.
 
 use std::fmt;
 use std::path::PathBuf;

@@ -1,4 +1,4 @@
-//! What a volume's bytes lie in: a file or device, several of them, memory, or nothing.
+//! Stores of volumes: a file or device, several of them, memory, or nothing.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};

@@ -1,5 +1,5 @@
-//! What is known of a volume's open files, in any size and under any options: whether a flush failed, and which syncs are
-//! under way, on any loop (docs/decisions/0030).
+//! The sync state of a volume's open files, in any size and with any options: whether a flush failed, and which syncs are in
+//! flight, on any loop (docs/decisions/0030).
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

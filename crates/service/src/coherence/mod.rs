@@ -1,14 +1,14 @@
 //! Which holders may read or write an object, and how a right is taken back: for leases, locks and pages.
 //!
-//! An [`Object`] is read by many holders or written by one. Asks are served in the order in which they came. An ask that a right
-//! of another holder stands against has that right recalled first, and is granted when each such holder has answered. The object
-//! is a pure state machine: the service that owns it passes in events with the time, and does the [`Action`]s that come out, in
-//! their order.
+//! An [`Object`] is read by many holders or written by one. Asks are served in order of arrival. An ask that conflicts with
+//! another holder's right has that right recalled first, and is granted when each such holder has answered. The object is a
+//! pure state machine: the service that owns it passes in events with the time, and performs the resulting [`Action`]s in
+//! order.
 //!
-//! A holder answers a recall only when it can no longer use the old right. Each grant has a version, which grows with every
-//! grant of the object, and a holder names the version of its grant in all that it says of it: what names an old one is refused.
-//! With a lease, a holder that does not answer loses its right when the lease has run out ([`Action::Fence`]). The holder counts its
-//! lease from when it sent its ask, and the object from when the ask came, so the holder stops first.
+//! A holder answers a recall only when it can no longer use the old right. Each grant has a version, which increases with
+//! every grant of the object. A holder names its grant's version in every message about it; messages with an old version are
+//! refused. With a lease, a holder that does not answer loses its right when the lease has expired ([`Action::Fence`]). The
+//! holder counts its lease from when it sent its ask, and the object from when the ask came, so the holder stops first.
 //!
 //! ```
 //! use byway_reactor::Instant;

@@ -1,8 +1,9 @@
 //! Pages that cannot leave yet, because a device reads or writes them.
 //!
-//! A direct read, or a ring with registered buffers, has the kernel pin the program's page: the device writes to the frame whatever becomes of
-//! the page in the program's memory. A page that left meanwhile would lose those bytes. So the actions that take it wait until no pin is left,
-//! and with them all later actions of that page. Other pages go on.
+//! For a direct read, or a ring with registered buffers, the kernel pins the program's page: the device writes to the frame,
+//! whatever happens to the page in the program's memory. If the page left meanwhile, those bytes would be lost. So the
+//! actions that take it wait until no pin is left, and with them all later actions of that page. Other pages are not
+//! delayed.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,7 +1,8 @@
-//! Which ranks still live. A session notices a process that ends; one that is stopped, or whose machine is cut off, says nothing.
+//! Which ranks are alive. A session notices a process that ends, but not one that is stopped or whose machine is cut off.
 //!
-//! Each rank sends [`Message::Alive`](super::wire::Message::Alive) to all others four times in each keep-alive. A rank of which nothing has come for
-//! 1.5 keep-alives is silent. A rank that was stopped itself begins to count anew when it goes on: it has heard nobody meanwhile.
+//! Each rank sends [`Message::Alive`](super::wire::Message::Alive) to all others four times in each keep-alive. A rank from
+//! which no message has come for 1.5 keep-alives is silent. A rank that was stopped itself starts counting anew when it
+//! continues, because it received nothing meanwhile.
 
 use std::time::Duration;
 

@@ -1,15 +1,16 @@
-//! Leases of a share's files: which sessions may cache what, and when a change may take effect.
+//! Leases of a share's files: which sessions may cache which files, and when a change may take effect.
 //!
-//! A lease lets a session cache the attributes, data and entries of one file or directory. Each call that changes a file is a
-//! *change* of it: it begins when every other session's lease on the file has been returned or has run out, and no lease is granted
-//! until the last change has ended. Reads never wait: during a change they are answered without a lease. So a client whose kernel
-//! waits for a read can always answer a recall.
+//! A lease lets a session cache the attributes, data and entries of one file or directory. Each call that changes a file is
+//! a *change* of it: it begins when every other session's lease on the file has been returned or has expired, and no lease
+//! is granted until the last change has ended. Reads never wait: during a change they are answered without a lease. So a
+//! client whose kernel waits for a read can always answer a recall.
 //!
-//! A lease lasts for [`FILE_LEASE_TIME`] after the last message that the server has heard from its session. A session that does not
-//! answer a recall for so long is ended ([`Action::End`]): from then on nothing renews its leases, and they run out. The leases of a
-//! session that has ended are waited for too, since its client may not know yet.
+//! A lease lasts for [`FILE_LEASE_TIME`] after the last message that the server has received from its session. A session
+//! that does not answer a recall for that time is ended ([`Action::End`]): from then on nothing renews its leases, and they
+//! expire. A change also waits for the leases of an ended session, because its client may not know yet that it has ended.
 //!
-//! The table is pure; [`crate::coherence`] decides for each file which lease stands against what. `R` is how a session is reached.
+//! The table is pure; [`crate::coherence`] decides for each file which leases conflict with a change. `R` is the way to
+//! reach a session.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;

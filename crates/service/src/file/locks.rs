@@ -1,7 +1,7 @@
 //! Locks of files across all clients of a share: `flock` of whole files, and POSIX byte ranges.
 //!
-//! The table is pure: it says who holds what, which waits end, and which wait would never end. Tickets `W` name the waits for the
-//! caller. The two families do not see each other, as on a local file system.
+//! The table is pure: it has the holders and the waits, and finds deadlocks. Tickets `W` name the waits for the caller. The
+//! two kinds of locks do not exclude each other, as on a local file system.
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 

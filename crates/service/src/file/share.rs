@@ -1,4 +1,4 @@
-//! A share: a directory, who may use it, and whose rights its clients have there.
+//! A share: a directory, the clients that may use it, and the rights of its clients there.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};

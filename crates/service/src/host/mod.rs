@@ -1,11 +1,11 @@
-//! What every service of a node shares on one loop: its clients' sessions.
+//! The sessions of a node's clients on one loop, shared by every service.
 //!
-//! The host owns the loop's [`Fabric`], and with it listeners, TLS, who is admitted, and the clients' [`Sessions`]: which call is for
-//! which service, what is under way for whom, fair waiting for frames (`waiting.rs`), how sessions end. A [`Service`]
-//! has a protocol; it is told of that protocol's calls and answers each, now or later. `tests/echo.rs` is a whole service.
+//! The host owns the loop's [`Fabric`], with listeners, TLS and admission, and the clients' [`Sessions`]: the service of
+//! each call, the calls in progress, fair waiting for frames (`waiting.rs`), and ends of sessions. A [`Service`] has a
+//! protocol; it receives that protocol's calls and answers each, now or later. `tests/echo.rs` is a complete service.
 //!
-//! The loop passes completions of the host's token class to [`Host::handle`], and calls [`Host::flush`] once a turn; each time with
-//! all of its services.
+//! The loop passes completions of the host's token class to [`Host::handle`], and calls [`Host::flush`] once a turn; each
+//! time with all of its services.
 
 mod peers;
 pub(crate) mod sending;

@@ -1,4 +1,4 @@
-//! What the transfers of a server's peers are like, for its operator.
+//! Measurements of a server's peers, for its operator.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

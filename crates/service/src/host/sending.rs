@@ -1,4 +1,4 @@
-//! What every driver of the call protocol over a [`Fabric`] needs.
+//! Common code of all drivers of the call protocol over a [`Fabric`].
 
 use byway_fabric::wire::Header;
 use byway_fabric::{Fabric, PayloadMeta, SessionId};

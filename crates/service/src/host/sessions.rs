@@ -1,4 +1,4 @@
-//! The sessions of a loop's clients, and what services share of them: calls and answers, what is under way, frames that are held.
+//! The sessions of a loop's clients, and their state that services share: calls and answers, calls in progress, held frames.
 
 use std::convert::Infallible;
 

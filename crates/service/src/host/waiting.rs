@@ -1,13 +1,14 @@
-//! Who gets the frames, when there are not enough.
+//! The order in which waiting requests get frames.
 //!
-//! What waits is in a line, which is fair between sessions by bytes ([`Deficit`]). What comes while others wait goes to its
-//! session's end, also if there would be frames for it: else small requests would go past a large one for ever.
+//! Requests wait in a queue that is fair between sessions by bytes ([`Deficit`]). A request that arrives while others wait
+//! goes to the end of its session's queue, even if there would be frames for it: otherwise small requests would pass a large
+//! one for ever.
 //!
-//! A session may not take all frames either, by asking for much and then taking it slowly: it gets more only while what it
-//! holds (at the stores, and in answers that it has not taken) is no more than what is free. So one session gets half of
-//! the pool at most, two a third each, and there is always something left for those who come. This is the dynamic
-//! threshold of shared-memory switches (Choudhury and Hahne, 1998). Whoever is over it has something under way, whose end
-//! feeds the lines again.
+//! A session may not take all frames by requesting much and receiving slowly either. It gets more only while the frames that
+//! it holds (at the stores, and in answers that it has not received) are no more than the free ones. So one session gets
+//! half of the pool at most, two sessions a third each, and some frames are always free for new sessions. This is the
+//! dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998). A session above it has requests in progress, and
+//! their ends serve the queues again.
 
 use byway_fabric::{Deficit, Fabric, SessionId};
 use byway_reactor::seeded::{self, Bug};

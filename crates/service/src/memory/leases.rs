@@ -1,12 +1,12 @@
 //! Which borrower has which slabs of a lender, and when the lender takes them back. Pure: time and readings are arguments.
 //!
-//! A lease ends when its borrower gives it back, when the borrower's session ends, when the borrower has not renewed its leases for
-//! [`LEASE_KEEP_ALIVE`], or [`TAKE_BACK_NOTICE`] after the lender has told the borrower that it takes the slab back. It tells so in
-//! the answer to a renewal.
+//! A lease ends when its borrower returns it, when the borrower's session ends, when the borrower has not renewed its leases
+//! for [`LEASE_KEEP_ALIVE`], or [`TAKE_BACK_NOTICE`] after the lender has told the borrower, in the answer to a renewal,
+//! that it takes the slab back.
 //!
-//! A borrower may have any number of slabs, up to its quota, while there is room. Where there is none, a borrower that has less than its fair share
-//! (all that is lent, divided by the borrowers) gets slabs that are taken back from the borrower with the most,
-//! one at a time, while that one keeps its own share.
+//! A borrower may have any number of slabs, up to its quota, while there is room. Without room, a borrower below its fair
+//! share (all lent memory divided by the borrowers) gets slabs that are taken back from the borrower with the most, one at a
+//! time, while that one keeps its own share.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,16 +1,19 @@
-//! The pager, without a kernel or a network: which pages of which programs are here, which are at a lender, and what to do next.
+//! The pager, without a kernel or a network: which pages of which programs are local, which are at a lender, and what to do
+//! next.
 //!
-//! A driver tells it of faults, of changes of mappings and of what its [`Action`]s came to, and takes the next actions
-//! ([`Pager::next_action`]). The rules that keep every page's last contents:
+//! A driver passes in faults, changes of mappings and the results of [`Action`]s, and takes the next actions
+//! ([`Pager::next_action`]). These rules keep every page's last contents:
 //!
-//! - A page that is to go is *moved* out of the program into a frame in one step: no write is lost, and a page that cannot be moved (pinned, or
-//!   shared by a fork) stays. While a move is under way nothing else is done with its page.
-//! - The frame is another page's only when the page lies at its place ([`Action::Put`] has ended). A touch before that fills the page
-//!   from the frame, without a message.
-//! - A place is another page's only when no page of any program refers to it. A forked child refers to its parent's.
-//! - A page that was lost is poisoned, never filled with zeroes.
+//! - A page that leaves is *moved* out of the program into a frame in one step: no write is lost, and a page that cannot be
+//!   moved (pinned, or shared by a fork) stays. During a move nothing else is done with its page.
+//! - The frame may be used for another page only when the page is at its place ([`Action::Put`] has ended). A touch before
+//!   that fills the page from the frame, without a message.
+//! - A place may be used for another page only when no page of any program refers to it. A forked child refers to its
+//!   parent's.
+//! - A lost page is poisoned, never filled with zeroes.
 //!
-//! Pages go in the order in which they came. What was moved out stays in its frame until that is needed: a second chance.
+//! Pages leave in the order in which they came. A page that was moved out stays in its frame until the frame is needed: a
+//! second chance.
 
 mod action;
 mod frames;

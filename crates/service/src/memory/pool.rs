@@ -1,16 +1,19 @@
-//! Where pages lie, without a network: which lenders hold which slab, and what to do when one of them fails.
+//! The places of pages, without a network: which lenders hold which slab, and what to do when one of them fails.
 //!
-//! The [`Pager`](super::pager::Pager) knows a page by its [`Place`]: a slab and a page of it. The pool keeps each slab at as many lenders as its
-//! [`Class`] says. The driver carries out the pool's [`Action`]s and passes on what the pool tells the pager ([`Told`]). Time is an argument.
+//! The [`Pager`](super::pager::Pager) knows a page by its [`Place`]: a slab and a page of it. The pool keeps each slab at as
+//! many lenders as its [`Class`] says. The driver performs the pool's [`Action`]s and passes the pool's messages to the
+//! pager ([`Told`]). Time is an argument.
 //!
-//! - A put ends well ([`PutEnd::Kept`]) only when as many copies hold the page as the class says. A put that reached fewer goes to another place.
-//! - The pool remembers the checksum of each page that was put. A get that brings other bytes uses another copy, and the wrong copy is
-//!   written again.
-//! - A lender that is silent for [`LENDER_SILENCE_MAX`], or whose session ends, is given up: its *view* goes up, and every operation of an older view
-//!   has failed, whatever it brings later. The next session with that lender begins without slabs.
-//! - A slab that has too few copies takes no new pages, and is copied to another lender in the background, [`POOL_COPIES_MAX`] pages at a time.
-//!   The same copying empties a slab that its lender takes back.
-//! - A page that no copy holds is reported as lost. Nothing else ever takes its place.
+//! - A put succeeds ([`PutEnd::Kept`]) only when as many copies hold the page as the class says. A put that reached fewer
+//!   goes to another place.
+//! - The pool remembers the checksum of each page that was put. A get that brings other bytes uses another copy, and the
+//!   wrong copy is written again.
+//! - A lender that is silent for [`LENDER_SILENCE_MAX`], or whose session ends, is given up: its *view* number increases,
+//!   and every operation of an older view counts as failed, whatever it returns later. The next session with that lender
+//!   begins without slabs.
+//! - A slab that has too few copies takes no new pages, and is copied to another lender in the background,
+//!   [`POOL_COPIES_MAX`] pages at a time. The same copying empties a slab that its lender takes back.
+//! - A page that no copy holds is reported as lost. No other bytes are ever returned for it.
 
 mod action;
 mod leasing;

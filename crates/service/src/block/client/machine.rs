@@ -1,19 +1,18 @@
-//! What a client owes its user when servers die: which requests may be sent now, which writes must be sent again.
+//! Replay of a client's writes when servers die: which requests may be sent now, and which writes must be repeated.
 //!
-//! Every write that was acknowledged and not flushed is kept. When the session's server is another process than the one
-//! that acknowledged it, or has opened other files under the volume's name since, it may be lost: all of them are sent
-//! again, in order, before anything else. A request that was not answered when its connection broke is sent again in any
-//! case.
+//! Every write that was acknowledged and not flushed is kept. It may be lost when the session's server is not the process
+//! that acknowledged it, or has since opened other files under the volume's name. Then all such writes are repeated, in
+//! order, before anything else. A request that was not answered when its connection broke is repeated in any case.
 //!
 //! Three rules make that safe:
-//! - Changes that overlap are never in flight together, so "in order" has a meaning and a resent one cannot overtake.
+//! - Changes that overlap are never in flight together, so they have an order, and a repeated one cannot overtake another.
 //! - A flush covers the writes that were acknowledged when it was sent, and counts only if the server process that
 //!   acknowledged them is the one that flushed, over the same open files. The session guarantees that: another process is
 //!   another session, and a server ends the sessions of a volume that it replaces.
-//! - A durable change cuts what it covers out of the older ones that are kept: those must never be put over it, not even
-//!   for the moment until it would be sent again itself.
+//! - A durable change removes the range that it covers from the older kept writes: those must never overwrite it, not even
+//!   until the change itself would be repeated.
 //!
-//! Nothing here knows a socket or a clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
+//! The machine uses no socket and no clock. `R` is memory that a read fills, `W` (cheap to clone) the payload of a write.
 
 mod log;
 mod pause;

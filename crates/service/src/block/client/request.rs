@@ -1,4 +1,4 @@
-//! What a volume's user asks for, and what comes of it.
+//! Requests of a volume's user, and their results.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The volumes of a loop: attached, resized, let go of.
+//! The volumes of a loop: attaching, resizing, detaching.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What changes a volume's state besides its bytes: flushes and trims.
+//! Flushes and trims: they change a volume's state besides its bytes.
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Reactor};

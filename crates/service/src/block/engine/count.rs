@@ -1,4 +1,4 @@
-//! What was done on a volume, and which requests took long.
+//! Counters of a volume, and its slow requests.
 
 use std::collections::VecDeque;
 use std::time::Duration;

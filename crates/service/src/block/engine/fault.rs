@@ -1,4 +1,4 @@
-//! Faults put in on purpose, as the rules of a `fault:` store say: for tests of what stands above.
+//! Injected faults, as the rules of a `fault:` store say: for tests of the layers above.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A request that has operations in flight: what it waits for, and what came of it.
+//! A request that has operations in flight: the operations that it waits for, and their results.
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Extent, Instant};

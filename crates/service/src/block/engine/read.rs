@@ -1,4 +1,4 @@
-//! Reads: out of mapped files without a copy, else into frames. And what goes with reading: prefetch, extents.
+//! Reads: from mapped files without a copy, otherwise into frames; also prefetch and extents.
 
 use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 

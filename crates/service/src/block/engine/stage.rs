@@ -1,8 +1,8 @@
-//! Where the bytes of a direct volume are between its disk and the wire: in frames of main memory, or, if that was asked
-//! for, in memory of the disk's own device (docs/decisions/0019).
+//! Staging memory of a direct volume, between its disk and the network: frames of main memory, or, on request, memory of the
+//! disk's own device (docs/decisions/0019).
 //!
-//! Device memory is a preference with a bound: a request that finds none free, and whatever somebody here must look at, is
-//! staged in main memory. So it never makes anybody wait.
+//! Device memory is a bounded preference: a request that finds none free, and data that a CPU must read, is staged in main
+//! memory. So no request waits for it.
 
 use std::sync::Arc;
 

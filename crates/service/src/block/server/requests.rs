@@ -1,4 +1,4 @@
-//! What a server is doing for its clients, and what comes of it.
+//! Requests of clients in progress at a server, and their results.
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};

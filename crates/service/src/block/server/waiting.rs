@@ -1,4 +1,4 @@
-//! What waits for frames, and what becomes of it at its turn.
+//! Requests that wait for frames, and their execution when their turn comes.
 
 use byway_fabric::{Fabric, SessionId};
 use byway_reactor::Reactor;

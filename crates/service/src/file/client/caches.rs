@@ -1,8 +1,8 @@
-//! What the client keeps under leases, and the thread that answers recalls.
+//! The data that the client keeps under leases, and the thread that answers recalls.
 //!
-//! Calls are answered from here where `leases.rs` says so; then no message is sent. A client takes leases once
-//! [`Client::keep_caches`] was called. In a share that trusts its clients, users differ in which names they may find: there a
-//! name is kept for the user who found it.
+//! Calls are answered from here if `leases.rs` permits it; then no message is sent. A client takes leases once
+//! [`Client::keep_caches`] was called. In a share that trusts its clients, users differ in which names they may look up:
+//! there a name is kept for the user that looked it up.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -1,14 +1,15 @@
-//! What a client of a share may believe without asking: attributes, entries, and the pages in its kernel's cache.
+//! The state that a client of a share may use without asking: attributes, entries, and the pages in its kernel's cache.
 //!
-//! Pure: time is an argument. A lease on a node comes with an answer, and counts from when the last answered message was *sent*. What an
-//! answer says is kept only if the lease was held from when the server read it until now: an answer that a recall, a change of this
-//! client's own or the end of the session has overtaken is given to its caller and not kept.
+//! Pure: time is an argument. A lease on a node comes with an answer, and counts from when the last answered message was
+//! *sent*. The contents of an answer are kept only if the lease was held from when the server read them until now. An answer
+//! that was overtaken by a recall, a change of this client, or the end of the session is given to its caller and not kept.
 //!
-//! The kernel asks for attributes before each read through its page cache (its attributes are never valid), and that is where pages
-//! are checked: [`Leases::has_fresh_pages`] says whether all pages of a node were read under a lease that holds. If not, they are
-//! dropped before the attributes are answered ([`Leases::begin_drop`]). A recall drops them too, before it is answered.
+//! The kernel asks for attributes before each read through its page cache (its attributes are never valid), and that is
+//! where pages are checked: [`Leases::has_fresh_pages`] says whether all pages of a node were read under a lease that is
+//! still held. If not, they are dropped before the attributes are answered ([`Leases::begin_drop`]). A recall drops them
+//! too, before it is answered.
 //!
-//! `A` is what is known of a file.
+//! `A` is the type of a file's attributes.
 
 use std::collections::HashMap;
 

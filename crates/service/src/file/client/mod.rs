@@ -1,10 +1,11 @@
 //! A client of a share: for a mount's threads, and for commands.
 //!
-//! Calls wait for their answers, and any number of threads may call at once. A session that ends is made again. A server process that
-//! still has what this client held goes on with it, and answers calls that come again as it did before (`slots.rs`). Else files are
-//! found again by their names (`table.rs`) and opened again, and locks are asked for again (`locking.rs`), so that a restart of the server is a
-//! wait. Then what cannot be repeated without harm, such as making a directory, fails with `EIO` if its answer was lost: whether it was
-//! done is not known. A sync fails once if the server process went that had taken writes before it.
+//! Calls wait for their answers, and any number of threads may call at once. The client replaces a session that ends. If the
+//! server process still keeps this client's state, the new session continues with it, and repeated calls get their earlier
+//! answers (`slots.rs`). Otherwise the client finds files by their names (`table.rs`), opens them again, and reclaims its
+//! locks (`locking.rs`), so that a restart of the server is only a wait. A call that must not be repeated, such as making a
+//! directory, then fails with `EIO` if its answer was lost, because its outcome is unknown. A sync fails once if the server
+//! process that received earlier writes has ended.
 
 mod buffers;
 mod caches;

@@ -1,4 +1,5 @@
-//! Who opened which file: after a restart of the server it is opened again for the same user, whoever uses it then.
+//! The user that opened each file: after a restart of the server the file is opened again for that user, whichever user uses
+//! it then.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,8 +1,8 @@
-//! What a client knows of its files: names by which a new server process finds them again.
+//! A client's record of its files: names by which a new server process finds them again.
 //!
-//! The table is pure. A node has a number of the client's own, which stays the same when the server was restarted; what the server
-//! calls it is good for one *epoch*: the sessions in which the server has kept it. A node that is used in a later epoch is looked up again, by its
-//! directory and name, and is the same only if inode number and time of birth are.
+//! The table is pure. A node has a number of the client, which survives a restart of the server. The server's name of the
+//! node is valid for one *epoch*: the sessions in which the server has kept it. A node that is used in a later epoch is
+//! looked up again, by its directory and name, and is the same only if inode number and birth time are equal.
 
 use std::collections::HashMap;
 

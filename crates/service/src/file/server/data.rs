@@ -1,7 +1,7 @@
-//! Bytes of files: from the file into a frame and on to the client, and the other way.
+//! Data of files: from the file into a frame and on to the client, and the reverse.
 //!
-//! A header never states a length that the file may not have any more: the bytes are taken first. A write is one `write(2)` at the
-//! server: an append is whole, and what the file took of it is answered.
+//! A header never announces a length that the file may not have any more: the bytes are read first. A write is one
+//! `write(2)` at the server: an append is atomic, and the answer says how much the file accepted.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What workers bring back: nodes and handles get their names, and the call its answer.
+//! Results of workers: nodes and handles get their names, and the call its answer.
 
 use std::sync::{Arc, Mutex};
 

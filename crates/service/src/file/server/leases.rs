@@ -1,7 +1,7 @@
-//! Leases at the server: a call that changes files waits for the leases that stand against it, reads bring leases, and recalls are
-//! the answers to calls that clients leave open for them.
+//! Leases at the server: a call that changes files waits for conflicting leases, reads bring leases, and recalls are the
+//! answers to calls that clients leave open for them.
 //!
-//! One table for all loops and shares of the process: shares may overlap, and a reload replaces them.
+//! One table serves all loops and shares of the process, because shares may overlap, and a reload replaces them.
 
 use std::ffi::CString;
 use std::os::fd::AsFd;

@@ -1,10 +1,10 @@
 //! The service of shares on one loop.
 //!
-//! The loop keeps what each session holds (`table.rs`) and takes calls apart (`calls.rs`). What may block and is not the moving of
-//! bytes runs on worker threads (`workers.rs`), with the rights of the user that the call is for (`tree.rs` has the calls
-//! themselves). Bytes of files go between frames and the file by the loop's own reads and writes (`data.rs`). Locks are a table that the
-//! loops of a share have in common (`locking.rs`): a wait costs no thread. Answers to calls that must not be done twice are kept
-//! (`replies.rs`), and so is what a client holds when its session ends (`sessions.rs`, `recovery.rs`).
+//! The loop has each session's table (`table.rs`) and decodes calls (`calls.rs`). Calls that may block, except transfers of
+//! data, run on worker threads (`workers.rs`), with the rights of the calling user (`tree.rs` has the calls themselves). The
+//! loop's own reads and writes move data between frames and files (`data.rs`). Locks are a table that the loops of a share
+//! have in common (`locking.rs`): a wait costs no thread. Answers to calls that must not be done twice are kept
+//! (`replies.rs`), and so is a client's state when its session ends (`sessions.rs`, `recovery.rs`).
 
 mod calls;
 mod data;

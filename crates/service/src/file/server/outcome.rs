@@ -1,4 +1,4 @@
-//! What a worker brings back to the loop.
+//! The result of a worker's call.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

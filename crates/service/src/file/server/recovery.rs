@@ -1,11 +1,13 @@
-//! What becomes of a client's files and locks when its session ends.
+//! A client's files and locks after its session has ended.
 //!
-//! A client names itself at each attach. When its session ends without a `Detach`, what it holds is kept for the grace time: nodes, open files, locks
-//! and answers. The client's next session goes on with it, on whichever loop it is; no other client has had the locks meanwhile. A
-//! second session of a client ends the first, and begins when all calls of the first have ended: no old write lands behind a new one.
+//! A client names itself at each attach. When its session ends without a `Detach`, its state is kept for the grace time:
+//! nodes, open files, locks and answers. The client's next session continues with it, on any loop; no other client has had
+//! the locks meanwhile. A second session of a client ends the first, and begins when all calls of the first have ended: no
+//! old write lands over a new one.
 //!
-//! A new server process remembers nothing. For the grace time after its start it gives back the locks that clients say they had, and
-//! gives no others. A client that was out of touch while a third process could have given its locks away does not ask (`client/`).
+//! A new server process remembers nothing. For the grace time after its start it gives back the locks that clients say they
+//! had, and gives no others. A client that was disconnected while a third process could have given its locks away does not
+//! ask (`client/`).
 
 use std::collections::HashMap;
 use std::hash::Hash;

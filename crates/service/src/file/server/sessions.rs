@@ -1,4 +1,4 @@
-//! Sessions of clients: how they begin, and what is kept when they end.
+//! Sessions of clients: how they begin, and the state that is kept when they end.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};

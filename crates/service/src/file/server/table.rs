@@ -1,4 +1,4 @@
-//! What one session holds: nodes and open files. A name of either is good in its session alone.
+//! One session's nodes and open files. Their names are valid in this session only.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,8 +1,8 @@
-//! Calls on the directory tree, each relative to a descriptor that is held, and by one name.
+//! Calls on the directory tree, each relative to a held descriptor, and by one name.
 //!
-//! A node is held by a descriptor that opens nothing (`O_PATH`). What needs an open file opens the node again through
-//! `/proc/self/fd`, where the name is a number of ours: the kernel checks the user's rights on the inode, and no name of a client is
-//! looked up. Only regular files and directories are opened.
+//! A node is held by a descriptor that opens nothing (`O_PATH`). A call that needs an open file opens the node again through
+//! `/proc/self/fd`, where the name is the server's own number: the kernel checks the user's rights on the inode, and no name
+//! of a client is looked up. Only regular files and directories are opened.
 
 use std::ffi::{CStr, CString};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

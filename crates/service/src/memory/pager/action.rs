@@ -1,4 +1,4 @@
-//! What a pager is told, and what it wants done.
+//! Events and actions of a pager.
 
 #[cfg(doc)]
 use super::Pager;

@@ -1,4 +1,4 @@
-//! What programs do to their mappings.
+//! Changes of programs' mappings.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Puts of pages that have left their programs, and what becomes of a page whose put fails.
+//! Puts of pages that have left their programs, and pages whose put failed.
 
 use byway_reactor::seeded::{self, Bug};
 

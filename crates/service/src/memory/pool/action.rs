@@ -1,4 +1,4 @@
-//! What a pool wants done, and what it tells its pager.
+//! Actions of a pool, and its messages to its pager.
 
 #[cfg(doc)]
 use super::Pool;

@@ -1,4 +1,4 @@
-//! What comes over the session: its begin and end, the volume's opening, answers and notices.
+//! Events of the session: its begin and end, the volume's opening, answers and notices.
 
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Fabric, Handler, SessionId};

@@ -1,9 +1,9 @@
-//! Room for changes in the log, where the client's own flush has failed.
+//! Room for changes in the log after the client's own flush has failed.
 //!
-//! The client keeps its log then: the server may have lost what it covers, and the client sends it again into the next
-//! epoch, once an operator has had the volume's files opened anew. Until then no flush makes the log shorter, so changes wait
-//! at the bound. They wait for `lost_after`, as they would for a server that is gone; then they fail, and so does each change
-//! that comes after them. The log stays, reads go on, and in the next epoch changes are taken again.
+//! The client then keeps its log: the server may have lost the logged writes, and the client repeats them in the next epoch,
+//! once an operator has had the volume's files reopened. Until then no flush shortens the log, so changes wait at the bound.
+//! They wait for `lost_after`, as for a server that is gone; then they fail, and so does each later change. The log stays,
+//! reads continue, and in the next epoch changes are accepted again.
 
 use byway_reactor::Instant;
 
