@@ -1,4 +1,4 @@
-//! Who may come in. A listener that others can reach is refused unless it knows who they are.
+//! Admission of clients: a listener that other machines can reach is refused unless it authenticates its clients.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;

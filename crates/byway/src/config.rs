@@ -1,6 +1,6 @@
-//! What a node is to do: `byway.toml` and the flags of `byway serve`, merged and checked.
+//! A node's configuration: `byway.toml` and the flags of `byway serve`, merged and checked.
 //!
-//! A flag wins over the file's key; lists (`volume`, `listen`, `nbd`, `allow`) of flags are added to the file's. A
+//! A flag overrides the file's key; lists (`volume`, `listen`, `nbd`, `allow`) of flags are added to the file's. A
 //! reload reads the file again and merges the same flags.
 //!
 //! ```toml

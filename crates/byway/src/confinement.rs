@@ -1,4 +1,4 @@
-//! Giving up what a serving node does not need: limits raised, root dropped, the file system out of reach.
+//! Confines a serving node: raises limits, drops root, and gives up access to the file system.
 //!
 //! The order matters, on the main thread, before loops and front ends start their threads (landlock confines the calling
 //! thread and those it starts later):

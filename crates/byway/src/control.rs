@@ -1,6 +1,6 @@
-//! The control socket of a node, and `byway ctl`, which talks to it: a line of JSON each way.
+//! The control socket of a node, and `byway ctl`, its client: a line of JSON each way.
 //!
-//! The socket belongs to whoever started the node, and only they may connect (mode 0600).
+//! The socket belongs to the user that started the node, and only that user may connect (mode 0600).
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::OwnedFd;

@@ -52,7 +52,8 @@ Examples:
   byway mount 'byway+unix:///home?socket=/run/byway.sock' /mnt/home -o ro
   byway umount /mnt/home
 
-A mount caches nothing: each client sees the writes of the others at once. While the server cannot be reached, calls wait; after
+Each client sees the writes of the others at once. A mount caches only attributes and names, and only if the share has
+writers=exclusive. While the server cannot be reached, calls wait; after
 --wait seconds they fail with EIO.
 
 Exit status:

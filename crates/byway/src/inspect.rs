@@ -1,4 +1,4 @@
-//! `byway ls` and `byway info`: what a server has, and what one volume is.
+//! `byway ls` and `byway info`: the volumes and shares of a server, and the properties of one volume.
 
 mod directory;
 

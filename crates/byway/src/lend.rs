@@ -1,4 +1,4 @@
-//! What a node lends of its memory, as `--lend` says it.
+//! The memory that a node lends, as `--lend` specifies it.
 
 use std::str::FromStr;
 use std::sync::Arc;

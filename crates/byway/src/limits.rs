@@ -1,4 +1,4 @@
-//! The bounds of what the program reads from people, and what happens at each.
+//! The bounds of the program's input, and what happens at each.
 
 use std::time::Duration;
 

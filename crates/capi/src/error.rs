@@ -1,4 +1,4 @@
-//! Codes for what can go wrong, and what they say.
+//! Error codes, and their texts.
 
 use std::ffi::{c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! What a session is like, and what its wire can do.
+//! Feedback and capabilities of a session.
 
 use std::ffi::c_int;
 use std::time::Duration;

@@ -1,9 +1,9 @@
-//! Nodes for C: `include/byway.h` is made from this crate (a test says when it is stale).
+//! Nodes for C: `include/byway.h` is generated from this crate (a test reports a stale one).
 //!
-//! A function answers 0 or more if it went well, else one of `BYWAY_E_*`, of which [`byway_error_text`] says more. No panic leaves
-//! a function. A null pointer is refused; any other must be what its description says, valid for the call unless it says
-//! otherwise. What a function gives, the function that it names frees, once. Handles may be used by several threads at once,
-//! but for being freed.
+//! A function returns 0 or more on success, otherwise one of `BYWAY_E_*`; [`byway_error_text`] explains the error. No panic
+//! leaves a function. A null pointer is refused; any other pointer must be as its description says, and valid for the call
+//! unless it says otherwise. The description of an object names the function that frees it, once. Several threads may use a
+//! handle at once, except to free it.
 
 mod call;
 mod dsm;

@@ -1,4 +1,4 @@
-//! What a process is told of its job, by its environment.
+//! The environment variables by which a process learns of its job.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

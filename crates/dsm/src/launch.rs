@@ -1,4 +1,4 @@
-//! Starts a job's processes, on this machine or on several, passes on what they print, and ends them all.
+//! Starts a job's processes, on this machine or on several, passes on their output, and ends them all.
 
 mod agent;
 mod lines;

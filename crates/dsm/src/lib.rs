@@ -1,9 +1,9 @@
-//! Shared memory between the processes of a job: they load and store in the same segments, with the order that one machine gives.
+//! Shared memory between the processes of a job: they load from and store to the same segments, in an order as on one machine.
 //!
 //! `byway dsm run -n N -- PROGRAM` starts a job of N processes ([`launch`] is the same for programs). Each joins the job
-//! ([`Job::join`]), maps segments by name, and meets the others at locks and barriers. A page of a segment is in
-//! one process to be written, or in many to be read; the kernel tells this crate of each access to a page that is not there
-//! (userfaultfd), and a thread of its own, the pager, fetches the page from the process that has it, by the protocol of
+//! ([`Job::join`]), maps segments by name, and meets the others at locks and barriers. Either one process can write to a
+//! page of a segment, or several can read it. The kernel reports each access to a missing page to this crate
+//! (userfaultfd), and the crate's own thread, the pager, fetches the page from the process that has it, by the protocol of
 //! [`byway_service::dsm`].
 //!
 //! ```no_run
@@ -26,9 +26,9 @@
 //! ```
 //!
 //! # What a program may rely on
-//! Loads and stores of all processes have one order, as on one machine: what an x86 program sees through its store buffers between
-//! two threads it may see between two processes, and fences and locked instructions do the same. A job is fail-stop: when a process
-//! ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one says so on standard error and exits with status [`EXIT_JOB_ENDED`].
+//! Loads and stores of all processes have one order, as on one machine. The effects of x86 store buffers between
+//! two threads also appear between two processes, and fences and locked instructions order them in the same way. A job is fail-stop: when a process
+//! ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one reports this on standard error and exits with status [`EXIT_JOB_ENDED`].
 
 mod area;
 mod call;

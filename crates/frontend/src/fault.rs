@@ -1,14 +1,14 @@
 //! The front end of far memory: page faults of programs, answered by a [`Pager`] over lenders.
 //!
-//! The pager is a process of its own, beside a [`keeper`]. Each program that it pages has a helper ([`helper`](byway_reactor::userfault::helper)), which is loaded
-//! before the program begins, hands over the program's userfaultfd, and moves pages out as it is told. Why a process and not a thread of
-//! the program: docs/decisions/0037.
+//! The pager is a process of its own, beside a [`keeper`]. Each program that it pages has a helper
+//! ([`helper`](byway_reactor::userfault::helper)). The helper is loaded before the program begins, hands over the program's
+//! userfaultfd, and moves pages out on command. docs/decisions/0037 says why the pager is not a thread of the program.
 //!
-//! Mappings are found by looking (/proc/PID/maps), since the kernel tells of what becomes of watched mappings, and not of new ones. Until
-//! the programs have half of the limit nothing is watched, and costs nothing.
+//! The pager finds mappings in /proc/PID/maps, because the kernel reports changes of watched mappings but not new ones.
+//! Until the programs use half of the limit, nothing is watched, and paging costs nothing.
 //!
-//! While a move is under way no message is read: a thread that changes a mapping waits until its message is read, so no move ever takes a
-//! page of another mapping than the pager meant.
+//! During a move no message is read: a thread that changes a mapping waits until its message is read, so no move ever takes
+//! a page of another mapping than the pager meant.
 
 pub mod keeper;
 mod maps;

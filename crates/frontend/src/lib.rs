@@ -1,6 +1,6 @@
-//! Where foreign clients come in: NBD, HTTP, the kernel by FUSE, and page faults of programs.
+//! The front ends for other clients than byway's own: NBD, HTTP, the kernel by FUSE, and page faults of programs.
 //!
-//! The protocols are machines without I/O (`nbd`, `fuse`); what moves their bytes is apart from them.
+//! The protocols are machines without I/O (`nbd`, `fuse`), separate from the drivers that move their bytes.
 
 pub mod fault;
 pub mod fuse;

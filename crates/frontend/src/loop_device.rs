@@ -1,7 +1,7 @@
 //! Loop devices: the kernel's block devices over an open file.
 //!
-//! A [`LoopDevice`] is held by its descriptor: the kernel takes the device apart when the last user has closed it, also after the
-//! death of this process. The structures are those of `linux/loop.h`.
+//! A [`LoopDevice`] is held by its descriptor: the kernel removes the device when its last user has closed it, also after
+//! the death of this process. The structures are those of `linux/loop.h`.
 
 use std::fs::File;
 use std::io;

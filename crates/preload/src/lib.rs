@@ -1,8 +1,9 @@
-//! The library that `byway far` has the dynamic linker load before a program's own (`LD_PRELOAD`).
+//! The library that `byway far` makes the dynamic linker load before a program's own (`LD_PRELOAD`).
 //!
 //! Before `main` it makes the process's userfaultfd, hands it to the pager, and starts the pager's helper
-//! ([`byway_reactor::userfault::helper`]), whose descriptors the program does not see. What a program does from then on needs nothing of this library: allocators, threads and system
-//! calls find missing pages through the kernel. A program that is executed by this one is paged too, by the same environment.
+//! ([`byway_reactor::userfault::helper`]), whose descriptors the program does not see. After that the program does not need
+//! this library: allocators, threads and system calls find missing pages through the kernel. A program that this one
+//! executes is paged too, by the same environment.
 
 use std::ffi::c_void;
 use std::ops::Range;

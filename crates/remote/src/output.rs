@@ -1,8 +1,7 @@
 //! Standard output and standard error of the commands.
 //!
-//! `println!` and `eprintln!` panic when the reader has gone, as in `byway bench volume ... | head`; clippy refuses them in this
-//! crate. A reader that has gone is no failure of the command. What else keeps its words from being written, as a full disk
-//! does, fails it.
+//! `println!` and `eprintln!` panic when the reader has gone, as in `byway bench volume ... | head`; clippy refuses them in
+//! this crate. A reader that has gone is not a failure of the command. Other write errors, such as a full disk, fail it.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, StdoutLock, Write};

@@ -1,6 +1,6 @@
-//! A volume of another node or an NBD server, whichever wire leads to it: what `copy`, `bench`, `ls` and `info` use.
+//! A volume of another node or an NBD server, over either protocol: for `copy`, `bench`, `ls` and `info`.
 //!
-//! Both clients take the same requests; this makes their answers and their words for failures the same too.
+//! Both clients accept the same requests; this module makes their answers and error messages the same too.
 
 use std::rc::Rc;
 use std::time::Duration;

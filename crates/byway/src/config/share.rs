@@ -1,4 +1,4 @@
-//! Shares in the configuration file, and what must hold of them.
+//! Shares in the configuration file, and their checks.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
-//! A file or block device that is to be overwritten, held against everybody else of this machine who would write to it:
-//! servers and other copies. They hold theirs in the same way. Those who only read it, or share it, say so by another lock
-//! ([`record_lock`]), which keeps no server away.
+//! The lock on a file or block device that is to be overwritten, against all programs of this machine that would write to
+//! it: servers and other copies, which take the same lock. Readers and sharers take another lock ([`record_lock`]), which
+//! excludes no server.
 
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -1,4 +1,4 @@
-//! What a copy reads from or writes to.
+//! Sources and destinations of a copy.
 
 use byway_reactor::{Completion, Errno, Extent, Frame, Instant, Reactor};
 

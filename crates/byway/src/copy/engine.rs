@@ -1,5 +1,5 @@
 //! The copy itself: extents of the source become pieces, pieces go through slots, done pieces become records. `resuming.rs`
-//! knows what an earlier run has done, `verification.rs` reads the destination back, `ending.rs` says why a copy ended early.
+//! has the results of an earlier run, `verification.rs` reads the destination back, `ending.rs` says why a copy ended early.
 
 mod ending;
 mod resuming;

@@ -1,9 +1,9 @@
 //! `byway copy`: moves an image from one endpoint to another, many pieces at a time, holes as holes. An endpoint is a file,
-//! a block device, or a volume of another machine over either wire.
+//! a block device, or a volume of another machine over either protocol.
 //!
-//! The engine (`engine.rs`) knows no wire: it submits requests to two [`Endpoint`]s that share one loop, and reaps.
-//! What is done is written to a resume file (`resume.rs`) only after the destination was flushed, so that a copy that
-//! was killed, or lost its power, goes on from there.
+//! The engine (`engine.rs`) does not depend on the protocol: it submits requests to two [`Endpoint`]s that share one loop,
+//! and reaps. Done pieces are written to a resume file (`resume.rs`) only after the destination was flushed, so that a
+//! killed copy, also one that lost power, continues from there.
 
 mod claim;
 mod command;

@@ -1,4 +1,4 @@
-//! What a person names as source or destination, opened as an endpoint.
+//! Opens the source or destination named on the command line as an endpoint.
 
 use std::ffi::OsString;
 use std::fmt;

@@ -1,4 +1,4 @@
-//! What a copy tells while it runs, on standard error: a bar on a terminal, else a line now and then. And how it is stopped.
+//! Progress of a copy on standard error: a bar on a terminal, otherwise a line now and then. Also stops a copy on signals.
 
 use std::io;
 use std::ops::ControlFlow;

@@ -1,4 +1,4 @@
-//! The resume file: what of a copy is at the destination for good.
+//! The resume file: the pieces of a copy that are durable at the destination.
 //!
 //! Text, one record a line, appended only after the destination was flushed:
 //!
@@ -9,11 +9,11 @@
 //! bytes SIZE
 //! data OFFSET LENGTH CRC32C     (decimal, decimal, eight hex digits)
 //! zero OFFSET LENGTH
-//! drop OFFSET LENGTH            (what came before and overlaps counts no more)
+//! drop OFFSET LENGTH            (cancels earlier records that overlap)
 //! ```
 //!
-//! Reading stops at the first line that is not whole: a crash may tear the end, never the middle. A file whose head
-//! differs from the copy at hand is of another copy, and the copy starts over.
+//! Reading stops at the first incomplete line: a crash may tear the end, never the middle. A file whose head differs from
+//! the current copy belongs to another copy, and the copy starts over.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

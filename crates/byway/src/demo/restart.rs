@@ -1,5 +1,5 @@
-//! The last step of a demonstration: a node that is killed while it is copied from, and started again. The copy's volume
-//! connects again by itself and asks once more for what was not answered.
+//! The last step of a demonstration: a node that is killed during a copy from it, and restarted. The copy's volume
+//! reconnects by itself and repeats unanswered requests.
 
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::ops::ControlFlow;

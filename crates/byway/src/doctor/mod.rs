@@ -1,4 +1,4 @@
-//! `byway doctor`: what this machine can do, why not, and what to do about it.
+//! `byway doctor`: the features of this machine, why some are missing, and how to enable them.
 
 mod checks;
 mod rdma;

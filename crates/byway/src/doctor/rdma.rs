@@ -1,5 +1,5 @@
-//! What RDMA lacks: a library, a driver of the device's, a right, a link. Looked at in the order in which they are needed, so
-//! that what is named is what to mend next.
+//! The missing parts of RDMA: a library, a driver of the device, a right, a link. They are checked in the order in which
+//! they are needed, so that the report names the next one to fix.
 
 use std::fs;
 

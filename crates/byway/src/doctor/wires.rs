@@ -1,4 +1,4 @@
-//! What each wire can do, whatever this machine has: the table that sessions choose by.
+//! The capabilities of each transport, independent of this machine.
 
 use std::fmt::Write as _;
 

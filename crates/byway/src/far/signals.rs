@@ -1,4 +1,4 @@
-//! Signals of `byway far`: a terminal sends them to the program too, and what is sent to byway alone is passed on.
+//! Signals of `byway far`: a terminal sends its signals to the program too; signals sent to byway alone are passed on.
 
 use std::process::ExitCode;
 use std::sync::Arc;

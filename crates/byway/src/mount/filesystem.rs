@@ -1,4 +1,4 @@
-//! What the kernel asks of a mount, asked of the share's server.
+//! The kernel's requests to a mount, passed to the share's server.
 //!
 //! Nothing is cached: attributes and names are asked for each time, and reads and writes pass the page cache by, so that each
 //! client sees at once what another has done. Each request is answered by the thread that read it, but for waits for locks,

@@ -1,4 +1,4 @@
-//! What a node tells about itself: sums over its loops, asked for by message.
+//! A node's report about itself: sums over its loops, collected by message.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;

@@ -5,9 +5,9 @@
 //!
 //! STORE   PATH                          a file or block device
 //!         mem:SIZE                      memory of this node, empty at start
-//!         null:SIZE                     reads zeroes, forgets writes
+//!         null:SIZE                     reads zeroes, discards writes
 //!         stripe:chunk=SIZE:PATH:PATH…  RAID 0; chunk is a power of two, 4K to 64M
-//!         fault:RULE[:RULE]…:STORE      another store with faults put in, for tests
+//!         fault:RULE[:RULE]…:STORE      another store with injected faults, for tests
 //! OPTION  ro                            refuse writes
 //!         direct                        past the page cache (paths only)
 //!         stage=device                  between disk and wire in the disk's own controller memory (direct only); or memory

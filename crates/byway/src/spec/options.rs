@@ -1,4 +1,4 @@
-//! What follows the store, comma by comma.
+//! The options after the store, separated by commas.
 
 use byway_fabric::access::AccessError;
 use byway_service::block::spec::{StoreSpec, VolumeSpec};

@@ -1,4 +1,4 @@
-//! The part of a specification that says what a volume is made of.
+//! The part of a specification that names a volume's store.
 
 use std::path::PathBuf;
 

@@ -1,9 +1,9 @@
-//! The keeper: a second process that has the pager's descriptors open too, and does nothing else.
+//! The keeper: a second process that only keeps the pager's descriptors open.
 //!
-//! When the last descriptor of a userfaultfd is closed, the kernel watches that program's memory no more: pages that were moved out read as
-//! zeroes. So the userfaultfds must stay open as long as a paged program runs, also if the pager is killed. The two processes share one table of
-//! descriptors; whichever is left ends all programs before it ends itself. Programs are found as descendants: both adopt
-//! those whose parent has ended (`PR_SET_CHILD_SUBREAPER`).
+//! When the last descriptor of a userfaultfd is closed, the kernel stops watching that program's memory: pages that were
+//! moved out read as zeroes. So the userfaultfds must stay open as long as a paged program runs, also if the pager is
+//! killed. The two processes share one table of descriptors; if one ends, the other ends all programs and then itself.
+//! Programs are found as descendants: both processes adopt programs whose parent has ended (`PR_SET_CHILD_SUBREAPER`).
 
 use std::collections::HashMap;
 

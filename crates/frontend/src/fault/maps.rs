@@ -1,4 +1,4 @@
-//! What the kernel tells of a program's memory: /proc/PID/maps, pagemap and statm.
+//! The kernel's view of a program's memory: /proc/PID/maps, pagemap and statm.
 
 use std::fs::File;
 use std::ops::Range;

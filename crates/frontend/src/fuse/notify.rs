@@ -1,4 +1,4 @@
-//! Telling the kernel that what it has cached is stale.
+//! Notifications to the kernel that cached data is stale.
 
 use std::cell::Cell;
 use std::io;

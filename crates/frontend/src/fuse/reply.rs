@@ -1,4 +1,4 @@
-//! What a file system answers: attributes, entries and listings, as the kernel takes them.
+//! A file system's replies: attributes, entries and listings, in the kernel's format.
 
 use std::time::Duration;
 

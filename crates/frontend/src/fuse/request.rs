@@ -1,7 +1,7 @@
-//! What the kernel asks: the bytes of a request, checked and taken apart.
+//! The kernel's requests, checked and decoded.
 //!
 //! The kernel is trusted, but lengths are checked all the same: a request that is shorter than its structures is answered
-//! with `EIO`, and one whose length is not that of what was read ends the mount.
+//! with `EIO`, and one whose length differs from the bytes that were read ends the mount.
 
 use zerocopy::FromBytes;
 

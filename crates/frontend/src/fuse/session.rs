@@ -1,4 +1,4 @@
-//! A mount's side of the protocol without I/O: what was agreed at INIT, and which requests are under way.
+//! A mount's side of the protocol without I/O: the features negotiated at INIT, and the requests in flight.
 
 use std::collections::{HashMap, VecDeque};
 

@@ -1,7 +1,7 @@
-//! The HTTP front end: `/metrics` for Prometheus, `/healthz` for whoever restarts nodes, `/slow` for whoever asks why.
+//! The HTTP front end: `/metrics` for Prometheus, `/healthz` for health checks, `/slow` for slow operations.
 //!
-//! It runs on a thread of its own, off the data path: a scrape asks the node for a [`Snapshot`], which the node sums
-//! over its loops then.
+//! It runs on a thread of its own, off the data path: a scrape asks the node for a [`Snapshot`], which the node then sums
+//! over its loops.
 
 mod listener;
 mod metrics;

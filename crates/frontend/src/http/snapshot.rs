@@ -1,4 +1,4 @@
-//! What a node tells about itself, at one moment.
+//! A node's report about itself, at one moment.
 
 use byway_fabric::feedback::Delays;
 use byway_reactor::{Counters, MappedMemory};

@@ -1,4 +1,4 @@
-//! What the handshake needs to know of the things that can be served.
+//! The handshake's view of exports.
 
 use super::flags::TransmissionFlags;
 use super::request::BlockSizes;

@@ -1,9 +1,8 @@
 //! The server's side of the handshake: from the greeting to the choice of an export.
 //!
-//! The machine takes whatever bytes have come, keeps what it must (never more than one option of
-//! [`OPTION_BYTES_MAX`]), and appends its replies to a buffer. What an option means is in
-//! `options.rs`; here is the framing: where an option starts and ends, what is skipped, and
-//! when the phase is over.
+//! The machine takes all received bytes, keeps at most one option of [`OPTION_BYTES_MAX`], and appends its replies to a
+//! buffer. `options.rs` has the meaning of each option. This module does the framing: where an option starts and ends, which
+//! bytes are skipped, and when the phase is over.
 //!
 //! ```text
 //! client flags -> [option header -> body | skipped body]* -> transmission | TLS | closed

@@ -2,14 +2,12 @@
 //!
 //! The protocol document is `doc/proto.md` of NetworkBlockDevice/nbd; extended headers and 64-bit
 //! block status are in its branch `extension-ext-header`. A name in capitals (`NBD_OPT_GO`) is that
-//! document's name. Nothing here touches a socket: a driver hands over the bytes that came and sends
-//! those that are put out.
+//! document's name. Nothing here uses a socket: a driver passes in received bytes and sends the output.
 //!
 //! - Server: [`handshake`] until a [`handshake::Negotiated`] comes out, then [`transmission`] reads
 //!   requests and [`reply`] and [`block_status`] write the headers of the answers. Payloads never pass through here.
 //! - Client: [`client`], the same two phases from the other side.
-//! - Both: [`wire`] (layouts and numbers), [`flags`], [`errno`], [`request`] (what a request is and
-//!   the rules it must keep).
+//! - Both: [`wire`] (layouts and numbers), [`flags`], [`errno`], [`request`] (requests and the rules that they must keep).
 
 pub mod block_status;
 pub mod client;

@@ -1,4 +1,4 @@
-//! What each option of the handshake does, and how it is answered (proto.md, "Option types").
+//! The options of the handshake, and their answers (proto.md, "Option types").
 
 use zerocopy::big_endian::{U16, U32};
 use zerocopy::{FromBytes, IntoBytes};

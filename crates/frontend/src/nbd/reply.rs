@@ -1,8 +1,8 @@
 //! The server's replies: headers onto a send buffer.
 //!
-//! Every function appends header bytes to `out` and nothing else; a read's data go out behind them
-//! by whatever path is the fastest, and are never copied here. The driver asks for what it wants to
-//! say ("this read whole", "this failed") and the negotiated headers decide how it is said.
+//! Every function only appends header bytes to `out`; a read's data follow by the fastest path,
+//! and are never copied here. The driver asks for a reply ("this read whole", "this failed"), and the
+//! negotiated headers decide its form.
 
 use zerocopy::IntoBytes;
 use zerocopy::big_endian::U64;

@@ -1,7 +1,7 @@
-//! What a request is, and the rules of an export that it must keep.
+//! Requests, and the rules of an export that they must keep.
 //!
-//! Both sides use the same rules: the server answers what breaks them with an error, byway's client
-//! does not send it.
+//! Both sides use the same rules: the server answers a request that breaks them with an error; byway's client does not send
+//! it.
 
 use super::errno::Errno;
 use super::flags::{CommandFlags, TransmissionFlags};

@@ -1,8 +1,7 @@
 //! The server's transmission phase: requests out of bytes.
 //!
-//! [`Transmission::parse`] looks at the front of what has been received and takes one header off
-//! it; it keeps nothing and allocates nothing, so a driver can walk over a receive buffer with many
-//! requests in it. A write's payload follows its header and is the driver's to move. The answers are
+//! [`Transmission::parse`] takes one header off the front of the received bytes. It keeps nothing and allocates nothing, so a driver can walk over a receive buffer with many
+//! requests in it. A write's payload follows its header, and the driver moves it. The answers are
 //! written with [`super::reply::Replies`].
 
 use zerocopy::FromBytes;

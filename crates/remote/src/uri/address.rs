@@ -1,4 +1,4 @@
-//! Where a node listens, and how clients name what it shares.
+//! Addresses of listeners, and the URIs by which clients reach their volumes and shares.
 
 use std::ffi::OsString;
 use std::fmt;

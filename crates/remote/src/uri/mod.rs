@@ -1,5 +1,5 @@
-//! What names a server, or a volume of one: `byway://` and `byway+unix://`, `nbd://` and `nbd+unix://`, and the same with
-//! `s` for TLS.
+//! URIs of a server, or a volume of one: `byway://` and `byway+unix://`, `nbd://` and `nbd+unix://`, and the same with `s`
+//! for TLS.
 
 pub mod address;
 pub mod nbd;

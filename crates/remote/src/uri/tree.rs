@@ -1,4 +1,4 @@
-//! What names a directory of a share: the share's address with a path behind its name.
+//! URIs of a directory of a share: the share's address with a path behind its name.
 
 use std::fmt;
 use std::str::FromStr;

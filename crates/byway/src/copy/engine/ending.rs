@@ -1,4 +1,4 @@
-//! Why a copy ends early, and what of it is recorded then.
+//! Why a copy ends early, and which of its pieces are recorded then.
 
 use super::{CopyError, Engine, Slot};
 

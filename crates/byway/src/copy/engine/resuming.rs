@@ -1,5 +1,5 @@
-//! What an earlier run has done: which pieces count as they are, which are compared with the source first, and which records
-//! must go before the source's new contents are written.
+//! The results of an earlier run: which pieces are still valid, which are compared with the source first, and which records
+//! must be dropped before the source's new contents are written.
 
 use byway_fabric::payload_checksum;
 use byway_reactor::Frame;

@@ -1,5 +1,5 @@
-//! Reads the destination back once the copy is there, and compares it: data by the checksums in the records, holes by
-//! asking where there is data. What is found to differ is forgotten in the resume file, so that the next run copies it again.
+//! Reads the destination back after the copy, and compares it: data by the checksums in the records, holes by asking for
+//! extents of data. Pieces that differ are removed from the resume file, so that the next run copies them again.
 
 use byway_fabric::payload_checksum;
 use byway_reactor::{Extent, Frame};

@@ -1,8 +1,7 @@
 //! Requests out, replies in.
 //!
-//! The machine knows what is in flight, since only that tells whether a reply is due, how much data
-//! it may bring and where they belong. A cookie is a slot and a generation, so a reply to a request
-//! that has ended is noticed.
+//! The machine knows the requests in flight, because only they say whether a reply is due, how much data it may bring, and
+//! its destination. A cookie is a slot and a generation, so a reply to a request that has ended is noticed.
 
 use zerocopy::big_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};

@@ -1,7 +1,7 @@
-//! The connections of a front end whose next change waits for changes of others: one timer has all of them look again.
+//! The connections of a front end whose next change waits for changes of others: one timer makes all of them check again.
 //!
-//! Others' changes may end on another loop, which does not tell. And such a connection receives nothing, so it is asked here
-//! whether its client is still there.
+//! Others' changes may end on another loop, which does not report it. And such a connection receives nothing, so this module
+//! also checks whether its client is still connected.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! The bytes that a connection has received and not yet used, in a frame whose size follows what the client does.
+//! The bytes that a connection has received and not yet used, in a frame whose size follows the client's requests.
 //!
-//! An idle connection holds 4 KiB. One that sends many small writes gets a frame that holds many of them, so that one
-//! receive takes a batch. One that sends large writes goes back to the small frame: their payloads are received into
-//! frames of their own, and what ends up here instead has to be copied.
+//! An idle connection holds 4 KiB. A connection with many small writes gets a frame that holds many of them, so that one
+//! receive takes a batch. A connection with large writes returns to the small frame: their payloads are received into frames
+//! of their own, and payload bytes that arrive here have to be copied.
 
 use byway_reactor::{Frame, Need, ReceiveBuffers};
 

@@ -1,7 +1,7 @@
-//! TLS of one connection: ciphertext as it came, and the stream that makes plaintext of it.
+//! TLS of one connection: received ciphertext, and the stream that makes plaintext of it.
 //!
-//! Payloads are decrypted straight to where they belong, so beside the ciphertext that was received at once (4 KiB on an
-//! idle connection, 256 KiB on a busy one) only what TLS itself must keep is held: a record.
+//! Payloads are decrypted straight into their destination, so besides the ciphertext of one receive (4 KiB on an idle
+//! connection, 256 KiB on a busy one) only one record is held, which TLS itself must keep.
 
 use byway_fabric::tls::{PeerIdentity, TlsError, TlsServer, TlsStream};
 use byway_reactor::{Frame, Gather, ReceiveBuffers};

@@ -1,4 +1,4 @@
-//! What can go wrong between this client and a server, and whose fault it is.
+//! Errors between this client and a server, and whose fault they are.
 
 use byway_fabric::tls::TlsError;
 use byway_reactor::Errno as OsError;

@@ -1,8 +1,8 @@
-//! The bytes that have come and were not used yet.
+//! Received bytes that were not used yet.
 //!
-//! How much is offered to a receive decides what is copied: while small reads are under way, all that fits, so that one
-//! call brings many replies, whose payloads are copied out; while large ones are, just the head of a reply, so that the
-//! payload is received where it belongs.
+//! The room offered to a receive decides how much is copied. While small reads are in flight, the receive gets all room, so
+//! that one call brings many replies, whose payloads are copied out. While large reads are in flight, it gets room for the
+//! header of a reply only, so that the payload is received directly into its destination.
 
 use byway_reactor::Frame;
 

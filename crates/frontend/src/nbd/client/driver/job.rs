@@ -1,4 +1,4 @@
-//! A user's request as what it becomes on the wire: one command or several, each no longer than the export takes.
+//! A user's request as commands on the wire: one or several, each no longer than the export accepts.
 
 use std::rc::Rc;
 

@@ -1,12 +1,12 @@
-//! The client as its owner's loop drives it: one export, over one connection or several.
+//! The client, driven by its owner's loop: one export, over one connection or several.
 //!
 //! [`Client::submit`] takes requests at any depth, [`Client::handle`] takes completions of its token class,
-//! [`Client::flush`] sends, [`Client::reap`] gives answers. A second connection is made only if the server says that a
-//! flush on one covers the others (`NBD_FLAG_CAN_MULTI_CONN`). A large read is received, or decrypted, straight into
-//! its frame.
+//! [`Client::flush`] sends, [`Client::reap`] returns answers. A second connection is made only if the server says that a
+//! flush on one covers the others (`NBD_FLAG_CAN_MULTI_CONN`). A large read is received, or decrypted, straight into its
+//! frame.
 //!
-//! NBD has no sessions that outlive a connection: when one breaks, everything fails and the owner starts again. That is
-//! what byway's own wire is for.
+//! NBD has no sessions that outlive a connection: when one breaks, all requests fail and the owner starts again. byway's own
+//! protocol has such sessions.
 
 mod blocking;
 mod connection;

@@ -1,4 +1,4 @@
-//! The requests of a connection that is up: which commands go out next, and where what comes in belongs.
+//! The requests of an open connection: which commands go out next, and the destinations of incoming bytes.
 
 use std::collections::VecDeque;
 

@@ -1,4 +1,4 @@
-//! What the engine has done for a connection's requests, and the replies to them.
+//! Results of the engine for a connection's requests, and the replies to them.
 
 use byway_service::block::{BlockError, Engine, Outcome, Payload, Slice};
 use slab::Slab;

@@ -1,10 +1,10 @@
-//! Changes of a connection wait for those that its client may have left behind on another (docs/decisions/0033).
+//! Changes of a connection wait for those that its client may have left in flight on another (docs/decisions/0033).
 //!
-//! A client whose connection broke sends again what was not answered, on a new connection or on another that it has, and
-//! goes on. What it left at the store must not land over that. NBD does not say which connections are of one client. So
-//! the first change of a new connection, and the first of each connection after any client has left with requests at the
-//! store, waits for all changes of the volume that are at the store then. And a connection begins no change any more if its
-//! client has hung up while the volume has, or had, another.
+//! A client whose connection broke sends unanswered requests again, on a new connection or on another that it has, and
+//! continues. Requests that it left at the store must not land over those. NBD does not say which connections belong to one
+//! client. So the first change of a new connection, and the first of each connection after any client has left with requests
+//! at the store, waits for all changes of the volume that are at the store then. And a connection starts no more changes if
+//! its client has hung up while the volume has, or had, another client.
 
 use byway_service::block::{EarlierChanges, Engine, Presence};
 

@@ -1,8 +1,8 @@
 //! One client's connection in the transmission phase: requests in, replies out.
 //!
-//! The connection walks over what it has received and starts each request; replies gather in `out` and go in one send,
-//! while the next gather. A small write is taken from the input whole; the payload of a large one is received into
-//! frames of its own, piece by piece, and a piece goes to the store when all of it is there.
+//! The connection walks over the received bytes and starts each request; replies gather in `out` and go in one send, while
+//! the next ones gather. A small write is taken from the input whole. The payload of a large write is received into frames
+//! of its own, piece by piece, and a piece goes to the store when all of it has arrived.
 
 mod answers;
 mod fence;
