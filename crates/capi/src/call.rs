@@ -13,19 +13,19 @@ use crate::operation::{byway_op, start};
 pub const BYWAY_PROTOCOL_VOLUMES: u8 = 1;
 const _: () = assert!(BYWAY_PROTOCOL_VOLUMES == byway_rpc::node::VOLUMES);
 
-/// What a caller asks. What it has none of may be null with a length of 0.
+/// A call's contents. Absent parts may be null with a length of 0.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct byway_call {
     /// The method: the protocol's number.
     pub method: u16,
-    /// The protocol: 0 for that of programs, or `BYWAY_PROTOCOL_VOLUMES`, whose methods, arguments and results docs/wire.md has.
+    /// The protocol: 0 for the program's own, or `BYWAY_PROTOCOL_VOLUMES`; docs/wire.md has its methods, arguments and results.
     pub protocol: u8,
     /// At most 64 bytes.
     pub arguments: *const u8,
     /// How many.
     pub arguments_bytes: usize,
-    /// Descriptors of windows, 32 bytes each, one behind the other, at most 64: opened to the session that is called.
+    /// Consecutive descriptors of windows, 32 bytes each, at most 64, which are open to the called session.
     pub windows: *const u8,
     /// How many windows.
     pub windows_count: usize,
@@ -35,7 +35,7 @@ pub struct byway_call {
     pub payload_bytes: usize,
 }
 
-/// A call that came. It is answered once: by `byway_answer` or `byway_delegate`, else by being freed, as abandoned.
+/// A received call. It is answered once, by `byway_answer` or `byway_delegate`; freeing it unanswered reports it as abandoned.
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct byway_request {
     request: Request,
@@ -60,8 +60,8 @@ fn rpc(node: &byway_node) -> Result<&Rpc, Code> {
 }
 
 /// Calls the node at the other end of a session. `*op` ends with the answer: a message, whose header is the result. With
-/// `BYWAY_E_STATUS` the server did not do it, and the completion has its number; with `BYWAY_E_EXPIRED` no answer came within
-/// `timeout_ms` (for ever if negative). Cancelling it tells the server.
+/// `BYWAY_E_STATUS` the server answered another status than 0, which the completion has; with `BYWAY_E_EXPIRED` no answer
+/// arrived within `timeout_ms` (for ever if negative). Cancelling the operation notifies the server.
 ///
 /// # Safety
 /// `node` is a node, opened for calls; `call` is one, whose pointers have so many bytes as it says; `op` can be written.
@@ -86,7 +86,7 @@ pub unsafe extern "C" fn byway_call_start(
     })
 }
 
-/// Waits for a call, at most `timeout_ms`, for ever if negative. Each call goes to one of the threads that wait.
+/// Waits for a call, at most `timeout_ms`, for ever if negative. Each call goes to one waiting thread.
 ///
 /// # Safety
 /// `node` is a node, opened for calls; `request` can be written.
@@ -106,7 +106,7 @@ pub unsafe extern "C" fn byway_next_call(
     })
 }
 
-/// What a call is for: the caller's number of the method.
+/// The method number of a call.
 ///
 /// # Safety
 /// `request` is a request.
@@ -116,7 +116,8 @@ pub unsafe extern "C" fn byway_request_method(request: *const byway_request) -> 
     guard(|| Ok(c_int::from(unsafe { borrow(request)? }.request.method)))
 }
 
-/// Over which session a call came: 0 if `request` is null. The windows of the call are this session's, unless it was handed on.
+/// The session that a call came over; 0 if `request` is null. The call's windows belong to this session, unless it was
+/// delegated.
 ///
 /// # Safety
 /// `request` is null or a request.
@@ -139,7 +140,8 @@ unsafe fn part(
     Ok(part.len())
 }
 
-/// Where a call's arguments begin; answers how many bytes they have. Valid until the request is answered, handed on or freed.
+/// Writes the start of a call's arguments to `*bytes`, and returns their number of bytes. Valid until the request is answered,
+/// delegated or freed.
 ///
 /// # Safety
 /// `request` is a request; `bytes` can be written.
@@ -149,7 +151,7 @@ pub unsafe extern "C" fn byway_request_arguments(request: *const byway_request, 
     guard(|| fits(c_int::try_from(unsafe { part(request, bytes, |request| &request.request.arguments)? })))
 }
 
-/// Where a call's payload begins; answers how many bytes it has. Valid as its arguments are.
+/// Writes the start of a call's payload to `*bytes`, and returns its number of bytes. Valid as long as the arguments.
 ///
 /// # Safety
 /// `request` is a request; `bytes` can be written.
@@ -159,7 +161,8 @@ pub unsafe extern "C" fn byway_request_payload(request: *const byway_request, by
     guard(|| fits(c_int::try_from(unsafe { part(request, bytes, |request| &request.request.payload)? })))
 }
 
-/// Where the descriptors of a call's windows begin, 32 bytes each; answers how many windows there are. Valid as its arguments are.
+/// Writes the start of the descriptors of a call's windows, 32 bytes each, to `*bytes`, and returns the number of windows.
+/// Valid as long as the arguments.
 ///
 /// # Safety
 /// `request` is a request; `bytes` can be written.
@@ -172,7 +175,7 @@ pub unsafe extern "C" fn byway_request_windows(request: *const byway_request, by
     })
 }
 
-/// 1 if the caller of a request waits for no answer any more, else 0.
+/// 1 if the caller of a request no longer waits for the answer, else 0.
 ///
 /// # Safety
 /// `request` is a request.
@@ -182,8 +185,9 @@ pub unsafe extern "C" fn byway_request_is_cancelled(request: *const byway_reques
     guard(|| Ok(c_int::from(unsafe { borrow(request)? }.request.token.is_cancelled())))
 }
 
-/// Answers a call and frees the request, whatever comes of it: `status` 0 if it went well, a result of at most 64 bytes, a payload of at
-/// most 16 KiB with it. Where the answer could not be sent, the caller is told that its call was given up, if there is a way.
+/// Answers a call and frees the request, also if this fails: `status` 0 for success, a result of at most 64 bytes, and a
+/// payload of at most 16 KiB with it. If the answer cannot be sent, the caller is told, if possible, that its call was
+/// abandoned.
 ///
 /// # Safety
 /// `request` is a request, and not used after; `result` and `payload` have so many bytes.
@@ -209,10 +213,10 @@ pub unsafe extern "C" fn byway_answer(
     })
 }
 
-/// Hands a call on to the node at the other end of `third`, which answers the caller instead, and frees the request if that went
-/// well. `call` is what it gets: its payload is the continuation, all that the third must know to carry on, as nothing of the call
-/// stays here. The windows in it are of use to the third only if they were opened to its session. If it fails the request
-/// is as it was, whoever looks at it meanwhile. But nobody may use it when this succeeds, since that frees it.
+/// Delegates a call to the node at the other end of `third`, which answers the caller instead, and frees the request on
+/// success. That node receives `call`; its payload is the continuation, which must have everything that the third node needs,
+/// because no state of the call stays here. The third node can use the windows in it only if they were opened to its session.
+/// On failure the request is unchanged, also if another thread reads it. On success no thread may use it any more.
 ///
 /// # Safety
 /// `request` is a request; if this answers 0 it is in no other call, and not used after. `call` is one, whose pointers have so many
@@ -236,7 +240,7 @@ pub unsafe extern "C" fn byway_delegate(request: *mut byway_request, third: u64,
     })
 }
 
-/// Frees a request that is not to be answered: its caller is told that it was given up. Null is nothing.
+/// Frees a request without an answer: its caller is told that it was abandoned. Does nothing for null.
 ///
 /// # Safety
 /// `request` is null or a request, and not used after.

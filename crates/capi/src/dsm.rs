@@ -62,11 +62,10 @@ unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Code(BYWAY_E_INVALID))
 }
 
-/// Joins the job that this process was started for, and waits for its other processes; once in a process. Says on standard error why
-/// it could not. End it with `byway_dsm_finish`.
+/// Joins the job that this process was started for, and waits for its other processes; once in a process. Reports on standard
+/// error why it failed. End it with `byway_dsm_finish`.
 ///
-/// # Safety
-/// `job` can be written.
+/// # Safety `job` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_dsm_init(job: *mut *mut byway_dsm_job) -> c_int {
     guard(|| {
@@ -88,7 +87,7 @@ pub unsafe extern "C" fn byway_dsm_rank(job: *const byway_dsm_job) -> c_int {
     guard(|| Ok(c_int::from(unsafe { borrow(job)? }.0.rank())))
 }
 
-/// How many processes the job has; negative if `job` is null.
+/// The number of processes of the job; negative if `job` is null.
 ///
 /// # Safety
 /// `job` is null or of `byway_dsm_init`.
@@ -118,7 +117,7 @@ pub unsafe extern "C" fn byway_dsm_segment(
     })
 }
 
-/// Waits for a lock. Processes, and threads of one process, have it one after the other.
+/// Waits for a lock. It excludes other processes and other threads of this process.
 ///
 /// # Safety
 /// `job` is of `byway_dsm_init`.
@@ -131,7 +130,7 @@ pub unsafe extern "C" fn byway_dsm_lock(job: *const byway_dsm_job, lock: u32) ->
     })
 }
 
-/// Gives a lock back that this process has. One that it does not have is left alone.
+/// Releases a lock that this process holds. Does nothing if the process does not hold it.
 ///
 /// # Safety
 /// `job` is of `byway_dsm_init`.
@@ -144,7 +143,7 @@ pub unsafe extern "C" fn byway_dsm_unlock(job: *const byway_dsm_job, lock: u32) 
     })
 }
 
-/// Waits until every process has reached the barrier, whose number is below 4294967294. One thread of each process does.
+/// Waits until every process has reached the barrier, whose number is below 4294967294. One thread of each process calls this.
 ///
 /// # Safety
 /// `job` is of `byway_dsm_init`.
@@ -157,7 +156,7 @@ pub unsafe extern "C" fn byway_dsm_barrier(job: *const byway_dsm_job, barrier: u
     })
 }
 
-/// What this process has counted.
+/// Writes this process's counters to `*counters`.
 ///
 /// # Safety
 /// `job` is of `byway_dsm_init`; `counters` can be written.
@@ -188,7 +187,8 @@ pub unsafe extern "C" fn byway_dsm_statistics(job: *const byway_dsm_job, counter
     })
 }
 
-/// Waits until every process is here, leaves the job and frees `job`. A process that ends without this ends the job for all.
+/// Waits until every process has called this, leaves the job and frees `job`. A process that ends without this ends the job for
+/// all.
 ///
 /// # Safety
 /// `job` is of `byway_dsm_init`; neither it nor a segment is used after.

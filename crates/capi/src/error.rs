@@ -6,13 +6,13 @@ use std::ptr::NonNull;
 
 use byway_fabric::node::{NodeError, OpError, SubmitError, WaitError};
 
-/// A pointer is null that must not be, a text is not UTF-8 or no address, or a number is out of range.
+/// A required pointer is null, a text is not UTF-8 or not an address, or a number is out of range.
 pub const BYWAY_E_INVALID: c_int = -1;
-/// The deadline has passed; the operation goes on.
+/// The deadline has passed; the operation continues.
 pub const BYWAY_E_DEADLINE: c_int = -2;
-/// Too many operations are under way, or messages wait for credit: wait for some to end.
+/// Too many operations are in flight, or messages wait for credit: wait for some to end.
 pub const BYWAY_E_BUSY: c_int = -3;
-/// The session is gone.
+/// The session has ended and is no longer known.
 pub const BYWAY_E_NO_SESSION: c_int = -4;
 /// The session ended.
 pub const BYWAY_E_ENDED: c_int = -5;
@@ -20,28 +20,29 @@ pub const BYWAY_E_ENDED: c_int = -5;
 pub const BYWAY_E_RANGE: c_int = -6;
 /// A header, a payload or a list is too long.
 pub const BYWAY_E_TOO_LONG: c_int = -7;
-/// The window is not open for that.
+/// The window does not permit the operation.
 pub const BYWAY_E_RIGHTS: c_int = -8;
-/// The peer refused: no such window, or not so much of it, or not for that.
+/// The peer refused: no such window, or the range or right exceeds it.
 pub const BYWAY_E_REFUSED: c_int = -9;
-/// It was cancelled.
+/// The operation was cancelled.
 pub const BYWAY_E_CANCELLED: c_int = -10;
 /// The result was taken already.
 pub const BYWAY_E_TAKEN: c_int = -11;
 /// This process is the child of the one that opened the node: open another node.
 pub const BYWAY_E_FORKED: c_int = -12;
-/// The kernel refused: no memory, no descriptors, no such address, nobody there.
+/// The kernel refused: no memory, no descriptors, no such address, or no listener there.
 pub const BYWAY_E_SYSTEM: c_int = -13;
 /// A bug of this library.
 pub const BYWAY_E_BUG: c_int = -14;
 
-/// No answer to the call came in time.
+/// No answer to the call arrived in time.
 pub const BYWAY_E_EXPIRED: c_int = -15;
-/// The server did not do what it was called for; the completion has its number.
+/// The server answered the call with a status other than 0, which the completion has.
 pub const BYWAY_E_STATUS: c_int = -16;
 /// Operations or windows of another node use the memory, or an operation is another's.
 pub const BYWAY_E_OTHER_NODE: c_int = -17;
-/// The peer does not serve the protocol of a call, or not in a version that this library speaks; or the node does not speak it.
+/// The peer does not serve the protocol of a call, or not in a version that this library supports; or the node does not support
+/// it.
 pub const BYWAY_E_UNSUPPORTED: c_int = -18;
 
 /// What a code says, in English; never null, and never freed.

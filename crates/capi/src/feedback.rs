@@ -10,7 +10,7 @@ use byway_fabric::{Capabilities, OneSided, Stall, WireKind};
 use crate::error::{Place, borrow, guard};
 use crate::node::byway_node;
 
-/// How often something waited, and for how long.
+/// The number of waits, and their duration.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct byway_waits {
@@ -22,66 +22,66 @@ pub struct byway_waits {
     pub max_ns: u64,
 }
 
-/// What the transfers of a session are like.
+/// Measurements of a session's transfers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct byway_feedback {
-    /// Bytes that the peer, or the kernel for it, has taken since the session began.
+    /// Bytes that the peer, or the kernel for it, has accepted since the session began.
     pub sent_bytes: u64,
-    /// Bytes that came from it.
+    /// Bytes received from the peer.
     pub received_bytes: u64,
-    /// Bytes a second that it takes, over about the last second.
+    /// Bytes per second that the peer accepts, over about the last second.
     pub send_rate: f64,
-    /// Bytes a second that come from it.
+    /// Bytes per second from the peer, over about the last second.
     pub receive_rate: f64,
-    /// From when a message was queued to when the last byte of what it was sent with was taken.
+    /// From when a message was queued until the last byte of its send was accepted.
     pub send_delay: byway_waits,
-    /// Messages that had to wait for the peer's program to take others; counted when that is over.
+    /// Messages that waited until the peer's program had received others; counted when the wait ends.
     pub credit_stalls: byway_waits,
-    /// Sends for which the peer, or the path, took at least a millisecond; counted when that is over.
+    /// Sends for which the peer, or the path, took at least a millisecond; counted when they end.
     pub take_stalls: byway_waits,
-    /// Bytes that wait now to be taken.
+    /// Bytes that wait now to be sent and accepted.
     pub queued_bytes: u64,
-    /// Nanoseconds for which what has waited longest now has waited already; 0 if nothing waits.
+    /// Nanoseconds that the oldest waiting message or send has waited so far; 0 if nothing waits.
     pub waiting_ns: u64,
-    /// The path's round trip in nanoseconds, as the kernel says; 0 where nobody says, as over shared memory.
+    /// The path's round trip in nanoseconds, measured by the kernel; 0 if unknown, as over shared memory.
     pub round_trip_ns: u64,
-    /// Bytes a second that the peer last acknowledged while the path was full; 0 where nobody says.
+    /// Bytes per second that the peer last acknowledged while the path was full; 0 if unknown.
     pub delivery_rate: u64,
 }
 
 /// The wire is TCP.
 pub const BYWAY_WIRE_TCP: u32 = 1;
-/// The wire is a unix socket.
+/// The wire is a Unix socket.
 pub const BYWAY_WIRE_UNIX: u32 = 2;
 /// The wire is shared memory.
 pub const BYWAY_WIRE_SHM: u32 = 3;
 /// The wire is RDMA.
 pub const BYWAY_WIRE_RDMA: u32 = 4;
 
-/// The peer's node has a part in each put and get: its program must turn it.
+/// The peer's node takes part in each put and get: its program must drive it.
 pub const BYWAY_ONE_SIDED_EMULATED: u32 = 0;
-/// Who asks copies by himself, where the peer has lent the memory; elsewhere emulated.
+/// The requester copies directly if the peer has lent the memory; otherwise emulated.
 pub const BYWAY_ONE_SIDED_WHERE_LENT: u32 = 1;
-/// Devices move the bytes; the peer's processor has no part in it.
+/// Devices move the bytes, without the peer's processor.
 pub const BYWAY_ONE_SIDED_NATIVE: u32 = 2;
 
-/// What the wire of a session can do. Truths are 0 or 1.
+/// The capabilities of a session's transport. Booleans are 0 or 1.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct byway_capabilities {
-    /// One of `BYWAY_WIRE_*`, or 0 for one that this header does not know.
+    /// One of `BYWAY_WIRE_*`, or 0 for a transport that this header does not name.
     pub wire: u32,
-    /// One of `BYWAY_ONE_SIDED_*`: who moves the bytes of puts and gets.
+    /// One of `BYWAY_ONE_SIDED_*`: which end or device moves the bytes of puts and gets.
     pub one_sided: u32,
-    /// Pieces of memory that the wire takes at a time; `SIZE_MAX` for any number. A payload of more goes in several.
+    /// Pieces of memory that one transfer can have; `SIZE_MAX` for any number. A payload with more pieces is sent in several.
     pub segments_max: usize,
-    /// All of it goes through TLS.
+    /// All bytes go through TLS.
     pub secure: u8,
-    /// A peer that means harm is kept to the windows that are open to it. Else it reaches all of a memory that was lent to it; over
-    /// shared memory C lends none.
+    /// A hostile peer can only use the windows that are open to it. Otherwise it reaches all of the memory that was lent to it;
+    /// over shared memory this interface lends none.
     pub window_enforced: u8,
-    /// What is sent may go from where it lies, without a copy.
+    /// Bytes may be sent from the program's memory without a copy.
     pub zero_copy_send: u8,
     /// Memory is registered with a device before it is moved.
     pub registers: u8,
@@ -143,7 +143,7 @@ impl From<Capabilities> for byway_capabilities {
     }
 }
 
-/// Writes what the transfers of a session are like now to `*feedback`. Never waits for the peer.
+/// Writes the current measurements of a session's transfers to `*feedback`. Never waits for the peer.
 ///
 /// # Safety
 /// `node` is a node; `feedback` can be written.
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn byway_session_feedback(
     })
 }
 
-/// Writes what the wire of a session can do to `*capabilities`: the same as long as the session lasts.
+/// Writes the capabilities of a session's transport to `*capabilities`. They do not change during the session.
 ///
 /// # Safety
 /// `node` is a node; `capabilities` can be written.

@@ -13,7 +13,7 @@ use crate::operation::{byway_completion, byway_op, completion_at, ended};
 #[expect(non_camel_case_types, reason = "C's name")]
 pub struct byway_group(Group);
 
-/// Makes a group of at most `capacity` operations (1 to 65,536). Free it with `byway_group_free`.
+/// Creates a group of at most `capacity` operations (1 to 65,536). Free it with `byway_group_free`.
 ///
 /// # Safety
 /// `node` is a node; `group` can be written.
@@ -31,10 +31,9 @@ pub unsafe extern "C" fn byway_group_new(
     })
 }
 
-/// Adds an operation, which is freed by that if it went well; `context` is what its completion will be called. If it has ended
-/// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for, or the result was taken:
-/// then the operation is the caller's still, as it was, whoever waits for it meanwhile. But nobody may use it when this succeeds,
-/// since that frees it.
+/// Adds an operation and, on success, frees its handle; its completion will carry `context`. If the operation has ended
+/// already, its completion is available at once. `BYWAY_E_BUSY` if the group is full or the result was taken: then the caller
+/// keeps the operation unchanged, also if another thread waits for it. On success no thread may use the handle any more.
 ///
 /// # Safety
 /// `group` is a group; `op` is an operation of the same node; if this answers 0 it is in no other call, and not used after.
@@ -50,9 +49,9 @@ pub unsafe extern "C" fn byway_group_add(group: *const byway_group, op: *mut byw
     })
 }
 
-/// Waits for one of the group's operations, at most `timeout_ms`, for ever if negative, a look if 0. Answers 1 if one has ended: its
-/// context is in `*context`, how it ended in `*result` (0, or one of `BYWAY_E_*`), and what it brought in `*completion`, which may be
-/// null. Each completion goes to one of the threads that wait.
+/// Waits for one of the group's operations: at most `timeout_ms`, for ever if negative, without waiting if 0. Returns 1 if one
+/// has ended: `*context` has its context, `*result` how it ended (0, or one of `BYWAY_E_*`), and `*completion`, which may be
+/// null, its result. Each completion goes to one waiting thread.
 ///
 /// # Safety
 /// `group` is a group; `context` and `result` can be written; `completion` is null or can be written.
@@ -76,8 +75,8 @@ pub unsafe extern "C" fn byway_group_wait(
     })
 }
 
-/// A descriptor that is readable while the group has completions. Somebody must make them: poll it together with
-/// `byway_node_descriptor`. It is the group's: not to be closed.
+/// A descriptor that is readable while the group has completions. Operations only end while the node is driven: poll this
+/// descriptor together with `byway_node_descriptor`. It belongs to the group: do not close it.
 ///
 /// # Safety
 /// `group` is a group.
@@ -87,7 +86,7 @@ pub unsafe extern "C" fn byway_group_descriptor(group: *const byway_group) -> c_
     guard(|| Ok(unsafe { borrow(group)? }.0.descriptor()?.as_raw_fd()))
 }
 
-/// Frees a group, and what is in it as `byway_op_free` does. Null is nothing.
+/// Frees a group, and its operations as `byway_op_free` does. Does nothing for null.
 ///
 /// # Safety
 /// `group` is null or a group, and not used after.

@@ -22,7 +22,7 @@ pub const BYWAY_GET: u32 = 2;
 /// The window can be used once, and has at most 1 MiB.
 pub const BYWAY_ONCE: u32 = 4;
 
-/// Makes memory of `bytes` (at least 1): zeroes, at a page. While operations or windows of one node use it, other
+/// Allocates memory of `bytes` (at least 1): zeroes, at a page boundary. While operations or windows of one node use it, other
 /// nodes are refused (`BYWAY_E_OTHER_NODE`). Free it with `byway_memory_free`.
 ///
 /// # Safety
@@ -41,9 +41,9 @@ pub unsafe extern "C" fn byway_register(
     })
 }
 
-/// Where it begins; null if `memory` is. The program sees to it that it leaves bytes alone that an operation works on, or
-/// that it can live with what it reads; where the peer requires checksums, changing what is put or got from ends the session. Valid
-/// until the memory is freed.
+/// The start of the memory; null if `memory` is. The program must not change bytes that an operation uses, and may read mixed
+/// contents while one writes them; where the peer requires checksums, changing bytes during a put or a peer's get ends the
+/// session. Valid until the memory is freed.
 ///
 /// # Safety
 /// `memory` is null or of `byway_register`.
@@ -53,7 +53,7 @@ pub unsafe extern "C" fn byway_memory_bytes(memory: *const byway_memory) -> *mut
     unsafe { memory.as_ref() }.map_or(std::ptr::null_mut(), |memory| memory.0.as_ptr())
 }
 
-/// Bytes of it; 0 if `memory` is null.
+/// The size of the memory in bytes; 0 if `memory` is null.
 ///
 /// # Safety
 /// `memory` is null or of `byway_register`.
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn byway_memory_len(memory: *const byway_memory) -> usize 
     unsafe { memory.as_ref() }.map_or(0, |memory| memory.0.len())
 }
 
-/// Frees memory. What operations and windows still use stays for them. Null is nothing.
+/// Frees memory. Memory that operations and windows still use is freed when they end. Does nothing for null.
 ///
 /// # Safety
 /// `memory` is null or of `byway_register`, and neither it nor its bytes are used after.
@@ -115,8 +115,8 @@ pub unsafe extern "C" fn byway_window_open(
     })
 }
 
-/// Closes and frees a window, and waits until its peer can no longer reach the memory: at most `timeout_ms`, for ever if negative. After
-/// `BYWAY_E_DEADLINE` it is closing and freed too.
+/// Closes and frees a window, and waits until its peer can no longer reach the memory: at most `timeout_ms`, for ever if
+/// negative. After `BYWAY_E_DEADLINE` the handle is freed and the window is still closing.
 ///
 /// # Safety
 /// `window` is of `byway_window_open`, and not used after.

@@ -65,7 +65,8 @@ pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
     })
 }
 
-/// The same, for `byway_call_start` and `byway_next_call` too. Its peers must be opened so as well.
+/// The same, for a node that also makes and takes calls (`byway_call_start`, `byway_next_call`). Its peers must be opened in
+/// the same way.
 ///
 /// # Safety
 /// `node` can be written.
@@ -79,8 +80,8 @@ pub unsafe extern "C" fn byway_node_open_for_calls(node: *mut *mut byway_node) -
     })
 }
 
-/// Frees a node. Its sessions are cut, and it listens no more, when its operations, windows, groups and requests are freed too; close
-/// sessions before. Null is nothing.
+/// Frees a node. Its sessions end abruptly, and it stops listening, when its operations, windows, groups and requests are freed
+/// too; close sessions before. Does nothing for null.
 ///
 /// # Safety
 /// `node` is null or of `byway_node_open` or `byway_node_open_for_calls`, and not used after.
@@ -95,8 +96,8 @@ pub unsafe extern "C" fn byway_node_close(node: *mut byway_node) {
     });
 }
 
-/// Listens at `tcp://IP:PORT`, `unix://PATH`, `shm://PATH` or `rdma://IP:PORT`. Gives the port, if it has one (that the kernel chose, if
-/// 0 was asked for), else 0.
+/// Listens at `tcp://IP:PORT`, `unix://PATH`, `shm://PATH` or `rdma://IP:PORT`. Returns the port (the one that the kernel
+/// chose, for port 0), or 0 if the address has none.
 ///
 /// # Safety
 /// `node` is a node; `at` ends with a zero byte.
@@ -129,7 +130,7 @@ pub unsafe extern "C" fn byway_connect(
     })
 }
 
-/// Waits for a session that somebody else begins, at most `timeout_ms`; for ever if negative.
+/// Waits for a session that a peer begins, at most `timeout_ms`; for ever if negative.
 ///
 /// # Safety
 /// `node` is a node; `session` can be written.
@@ -143,7 +144,7 @@ pub unsafe extern "C" fn byway_accept(node: *const byway_node, timeout_ms: i64, 
     })
 }
 
-/// Ends a session, when the messages that were sent have gone out. Flush before, if puts are to arrive.
+/// Ends a session after its sent messages have gone out. Flush before, if puts must arrive.
 ///
 /// # Safety
 /// `node` is a node.
@@ -156,7 +157,7 @@ pub unsafe extern "C" fn byway_session_close(node: *const byway_node, session: u
     })
 }
 
-/// A descriptor that is readable when `byway_progress` should be called. It is the node's: not to be closed.
+/// A descriptor that is readable when `byway_progress` should be called. It belongs to the node: do not close it.
 ///
 /// # Safety
 /// `node` is a node.
@@ -166,7 +167,7 @@ pub unsafe extern "C" fn byway_node_descriptor(node: *const byway_node) -> c_int
     guard(|| Ok(unsafe { borrow(node)? }.node().descriptor()?.as_raw_fd()))
 }
 
-/// Does what there is to do, and never waits. 1 if any operation has ended since the last call, else 0.
+/// Does all pending work without waiting. Returns 1 if any operation has ended since the last call, else 0.
 ///
 /// # Safety
 /// `node` is a node.

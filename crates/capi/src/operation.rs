@@ -28,10 +28,10 @@ pub struct byway_segment {
     pub len: usize,
 }
 
-/// What an operation brought. Whoever waits in vain finds it empty.
+/// The result of an operation; empty if the wait ended without one.
 #[repr(C)]
 pub struct byway_completion {
-    /// A receive's message, else null. Free it with `byway_message_free`.
+    /// The message of a receive, else null. Free it with `byway_message_free`.
     pub message: *mut byway_message,
     /// Of a receive from any: the session of the message, or, without a message, the session that has ended. Else 0.
     pub session: u64,
@@ -50,7 +50,8 @@ pub(crate) unsafe fn start(op: *mut *mut byway_op, begin: impl FnOnce() -> Resul
     Ok(0)
 }
 
-/// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when it is on its way.
+/// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when the message
+/// is on its way.
 ///
 /// # Safety
 /// `node` is a node; `header` and `payload` have so many bytes; `op` can be written.
@@ -106,7 +107,7 @@ unsafe fn descriptor(bytes: *const u8) -> Result<Descriptor, Code> {
     Ok(Descriptor::from_bytes(unsafe { borrow(bytes.cast())? }))
 }
 
-/// Puts the bytes of up to 64 segments into a window of the peer, from `offset` on. `*op` ends when they lie there.
+/// Puts the bytes of up to 64 segments into a window of the peer, from `offset` on. `*op` ends when they have arrived there.
 ///
 /// # Safety
 /// `node` is a node; `list` has `count` segments, each of memory; `to` has the 32 bytes of a descriptor; `op` can be written.
@@ -128,7 +129,7 @@ pub unsafe extern "C" fn byway_put(
     })
 }
 
-/// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments. `*op` ends when they are here.
+/// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments. `*op` ends when they have arrived.
 ///
 /// # Safety
 /// As for `byway_put`.
@@ -205,8 +206,8 @@ pub(crate) fn ended(result: Completed, completion: Option<Place<byway_completion
     }
 }
 
-/// Waits for an operation and takes what it brought, at most `timeout_ms`, for ever if negative, a look if 0. Answers how the
-/// operation ended. `completion` may be null: then a message is thrown away. The operation is still to be freed.
+/// Waits for an operation and takes its result: at most `timeout_ms`, for ever if negative, without waiting if 0. Returns how
+/// the operation ended. `completion` may be null: then a message is discarded. The operation must still be freed.
 ///
 /// # Safety
 /// `op` is an operation; `completion` is null or can be written.
@@ -247,7 +248,7 @@ pub unsafe extern "C" fn byway_wait_any(
     })
 }
 
-/// Asks for the early end of an operation, which still ends once.
+/// Requests the early end of an operation, which still ends once.
 ///
 /// # Safety
 /// `op` is an operation.
@@ -260,8 +261,8 @@ pub unsafe extern "C" fn byway_cancel(op: *const byway_op) -> c_int {
     })
 }
 
-/// Frees an operation. One that has not ended goes on, and what it brings is nobody's; but a receive is cancelled, and what it has brought
-/// and nobody took goes to the next. Null is nothing.
+/// Frees an operation. If it has not ended it continues, and its result is dropped; but a receive is cancelled, and a message
+/// that was not taken goes to the next receive. Does nothing for null.
 ///
 /// # Safety
 /// `op` is null or an operation, and not used after.
@@ -287,7 +288,7 @@ unsafe fn part(message: *const byway_message, bytes: *mut *const u8, of: fn(&Mes
     })
 }
 
-/// Where a message's header begins; answers how many bytes it has. Valid until the message is freed.
+/// Writes the start of a message's header to `*bytes`, and returns its number of bytes. Valid until the message is freed.
 ///
 /// # Safety
 /// `message` is a message; `bytes` can be written.
@@ -297,7 +298,7 @@ pub unsafe extern "C" fn byway_message_header(message: *const byway_message, byt
     unsafe { part(message, bytes, |message| &message.header) }
 }
 
-/// Where a message's payload begins; answers how many bytes it has. Valid until the message is freed.
+/// Writes the start of a message's payload to `*bytes`, and returns its number of bytes. Valid until the message is freed.
 ///
 /// # Safety
 /// `message` is a message; `bytes` can be written.
@@ -307,7 +308,7 @@ pub unsafe extern "C" fn byway_message_payload(message: *const byway_message, by
     unsafe { part(message, bytes, |message| &message.payload) }
 }
 
-/// Frees a message. Null is nothing.
+/// Frees a message. Does nothing for null.
 ///
 /// # Safety
 /// `message` is null or a message, and not used after.
