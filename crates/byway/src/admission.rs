@@ -47,13 +47,13 @@ pub enum Refusal {
 /// resolve to something else later, or, once the node is confined, not at all.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Guarded {
-    /// Who asked for it.
+    /// The listener's origin.
     pub origin: Origin,
     /// Where it is.
     pub address: Address,
 }
 
-/// Who asked for a listener.
+/// The origin of a listener.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
     /// The configuration, in these words.

@@ -199,7 +199,7 @@ fn ordered(give: impl FnOnce(Asker)) -> Answer {
 /// Why `byway ctl` could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nobody answers.
+    /// No answer.
     #[error("{}: {source}; is the node running, with --control-socket and this path, and are you its owner?", path.display())]
     Connect {
         /// Where.

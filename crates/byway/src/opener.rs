@@ -27,7 +27,7 @@ use crate::cli::ServeArguments;
 use crate::config::Configuration;
 use crate::limits::{OPENER_MESSAGE_BYTES_MAX, OPENER_REASON_BYTES_MAX};
 
-/// Who opens what a node needs.
+/// Opens the files that a node needs.
 pub trait Files: Opener {
     /// Opens a file of the configuration for reading: the configuration itself, certificates.
     ///

@@ -61,7 +61,7 @@ pub enum ServeError {
     /// The volumes.
     #[error(transparent)]
     Volumes(#[from] ReloadError),
-    /// Nothing to serve, or nobody to serve it to.
+    /// Nothing to serve, or no listener.
     #[error("{0}")]
     Nothing(&'static str),
     /// The user of `--user`.
@@ -541,7 +541,7 @@ fn tell(told: std::io::Result<()>) {
     }
 }
 
-/// One line for each front end, for whoever waits for it.
+/// One line for each front end, for scripts that wait for it.
 fn announce(node: &Node, http: Option<SocketAddr>, ctl: Option<&Path>) {
     let mut out = std::io::stdout().lock();
     // Nobody need read it: a closed pipe is no reason to stop serving.

@@ -57,14 +57,14 @@ impl WireKind {
     }
 }
 
-/// Who moves the bytes of a put or a get.
+/// Which end or device moves the bytes of a put or a get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum OneSided {
     /// The peer's loop has a part in it: emulated. Its program has not, but must turn its node.
     Emulated,
-    /// Whoever asks, where the peer has lent the memory ([`Node::register_shared`](crate::node::Node::register_shared), of files for
-    /// gets; an arena); elsewhere emulated. The owner still hears of a put.
+    /// The requester, if the peer has lent the memory ([`Node::register_shared`](crate::node::Node::register_shared), of files
+    /// for gets; an arena); elsewhere emulated. The owner still hears of a put.
     WhereLent,
     /// Devices: the peer's processor has no part in it.
     Native,
@@ -90,7 +90,7 @@ pub struct Capabilities {
     pub wire: WireKind,
     /// Whether all of it goes through TLS.
     pub secure: bool,
-    /// Who moves the bytes of puts and gets.
+    /// Which end or device moves the bytes of puts and gets.
     pub one_sided: OneSided,
     /// Whether a peer that means harm is kept to the windows that are open to it: to their ranges, their rights and their
     /// time. Else it reaches all of a memory that was lent to it, of which windows are only where an honest one looks (decisions

@@ -160,7 +160,7 @@ impl<T> Deficit<T> {
         }
     }
 
-    /// A flow is gone: gives what it had waiting. Its number may be used again, by somebody who owes nothing.
+    /// A flow is gone: gives what it had waiting. Its number may be used again, by a flow without debt.
     pub fn leave(&mut self, flow: usize) -> VecDeque<T> {
         let Some(state) = self.flows.get_mut(flow) else { return VecDeque::new() };
         state.credit = 0;

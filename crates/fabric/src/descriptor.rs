@@ -23,8 +23,9 @@ impl Rights {
     pub const BOTH: Self = Self { put: true, get: true };
 }
 
-/// A window, as its owner describes it to the peer: 32 bytes, for a message. Who has them can use the window, over the session
-/// that it was opened for (or one of several, see [`Node::open_window_for_one_of`](crate::node::Node::open_window_for_one_of)).
+/// A window, as its owner describes it to the peer: 32 bytes, for a message. A peer that has them can use the window, over the
+/// session that it was opened for (or one of several, see
+/// [`Node::open_window_for_one_of`](crate::node::Node::open_window_for_one_of)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct Descriptor {

@@ -36,7 +36,7 @@ pub enum CloseReason {
     /// An NBD server's greeting came first.
     #[error("the server speaks NBD; write nbd:// instead of byway://")]
     SpeaksNbd,
-    /// TLS failed: no certificate that both sides accept, or somebody on the way.
+    /// TLS failed: no certificate that both sides accept, or an attacker on the path.
     #[error("TLS: {0}")]
     Tls(TlsError),
     /// A header cannot be trusted.
@@ -134,7 +134,7 @@ pub struct Terms {
     pub bulk_lanes: u16,
 }
 
-/// Who a client is.
+/// A client's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(pub [u8; 16]);
 

@@ -29,7 +29,7 @@ pub use self::stream::{PeerIdentity, TlsStream};
 use crate::limits::PEM_BYTES_MAX;
 pub use rustls::AlertDescription;
 
-/// Whether clients must show who they are.
+/// Whether clients must present certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
     /// They are not asked.

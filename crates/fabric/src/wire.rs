@@ -57,7 +57,7 @@ pub enum Kind {
     Ping = 9,
     /// Yes.
     Pong = 10,
-    /// News that nobody asked for.
+    /// A notice: a call without an answer.
     Notice = 11,
     /// The sender ends the session, and says why: [`Refuse`].
     Goodbye = 12,

@@ -156,7 +156,7 @@ impl OpenFile {
         self.len == 0
     }
 
-    /// Bytes now: differs from [`OpenFile::len`] after somebody truncated or grew it.
+    /// Bytes now: differs from [`OpenFile::len`] after a program truncated or grew the file.
     ///
     /// # Errors
     /// The kernel's.

@@ -159,7 +159,7 @@ impl FramePool {
         self.inner.buddies.borrow().free_bytes
     }
 
-    /// How many frames have ever come back: who waits for some, and sees another number, may try again.
+    /// The number of frames that were ever returned. A waiting user that sees it change may try again.
     pub fn given_back(&self) -> u64 {
         self.inner.buddies.borrow().given_back
     }
@@ -343,7 +343,7 @@ impl Frame {
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), self.len()) }
     }
 
-    /// Copies the bytes from `start` on out. A byte that somebody else changes meanwhile is an old or a new one.
+    /// Copies the bytes from `start` on out. A byte that changes meanwhile is an old or a new one.
     #[track_caller]
     pub fn read(&self, start: usize, into: &mut [u8]) {
         let from = self.range(start, into.len());

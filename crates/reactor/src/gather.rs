@@ -35,7 +35,7 @@ impl Held {
     }
 }
 
-/// A piece of a [`Gather`], for those who send it by other means than a socket: see [`Gather::take_parts`].
+/// A piece of a [`Gather`], for sending it by other means than a socket: see [`Gather::take_parts`].
 #[derive(Debug)]
 pub enum Part<'a> {
     /// Small heads.
@@ -314,7 +314,7 @@ impl Gather {
         }
     }
 
-    /// Bytes that do not lie in frames: who sends from frames alone has to copy them.
+    /// Bytes that do not lie in frames: a sender that sends only from frames has to copy them.
     pub fn bytes_outside_frames(&self) -> usize {
         let outside = |segment: &&Segment| !matches!(segment, Segment::Frame { .. });
         self.segments.iter().filter(outside).map(Segment::len).sum()

@@ -30,9 +30,9 @@ pub(crate) struct SharedFile {
     /// Where in the file the mapping begins, and the bytes of the file.
     from: u64,
     bytes: u64,
-    /// Nobody had it before us.
+    /// No other process had it before.
     is_ours: bool,
-    /// Nobody can map it for writing any more, nor take pages of it away.
+    /// No process can map it for writing any more, nor take pages of it away.
     is_sealed: AtomicBool,
     lent: AtomicIsize,
     was_written: AtomicBool,
@@ -75,7 +75,7 @@ impl SharedFile {
         Self { fd, from, bytes, is_ours, is_sealed, lent: AtomicIsize::new(0), was_written, taken_back, pinned }
     }
 
-    /// Whether the kernel lets nobody map the file for writing any more, nor take pages of it away.
+    /// Whether the kernel permits no process to map the file for writing any more, nor to take pages of it away.
     pub(crate) fn is_sealed(&self) -> bool {
         if !self.is_sealed.load(Ordering::Acquire) {
             let seals = rustix::fs::fcntl_get_seals(&self.fd).unwrap_or(SealFlags::empty());

@@ -36,7 +36,7 @@ pub struct PartUses {
     is_given_up: AtomicBool,
 }
 
-/// A reason why the memory of a mapping may be touched by somebody else than its owner. Counted until dropped.
+/// A reason why others than the owner may touch a mapping's memory. Counted until dropped.
 #[derive(Debug)]
 pub struct Use {
     mapping: Mapping,

@@ -22,14 +22,14 @@ impl Token {
     /// The token of the completion that a [`Waker`](crate::Waker) causes.
     pub const WAKE: Self = Self(u64::MAX);
 
-    /// A token of `class` (who owns it) and `tag` (which of the owner's operations) for the slab entry `index` of
-    /// `generation` (its low 24 bits). `index` must be under 2^24.
+    /// A token of `class` (the owner) and `tag` (which of the owner's operations) for the slab entry `index` of `generation`
+    /// (its low 24 bits). `index` must be under 2^24.
     pub const fn new(class: u8, tag: u8, index: u32, generation: u32) -> Self {
         debug_assert!(index < 1 << 24);
         Self((class as u64) << 56 | (tag as u64) << 48 | ((generation & 0x00ff_ffff) as u64) << 24 | index as u64)
     }
 
-    /// Who owns the operation.
+    /// The operation's owner.
     pub const fn class(self) -> u8 {
         (self.0 >> 56) as u8
     }

@@ -18,7 +18,7 @@ use crate::net::stream_socket;
 /// Mode of a socket that is given to a group: connecting takes the right to write.
 const GROUP_MODE: u32 = 0o660;
 
-/// Whose a unix socket's file is, and who may connect.
+/// Owner of a Unix socket's file, and the users who may connect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct SocketAccess {
     /// Permission bits; `None`: what the umask leaves, or 0660 with a `group`.
@@ -66,7 +66,7 @@ impl SocketFile {
     }
 }
 
-/// Binds a unix socket and listens. A file of a socket that nobody listens at is replaced.
+/// Binds a unix socket and listens. The file of a socket without a listener is replaced.
 ///
 /// # Errors
 /// The kernel's; `ResourceBusy` while another process makes or removes a socket at that path.

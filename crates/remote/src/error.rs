@@ -77,7 +77,7 @@ pub enum RemoteError {
         /// What the server has instead.
         others: String,
     },
-    /// Nobody answers.
+    /// No answer.
     #[error("{0}: no answer within {limit} s; check the address and that a server runs there", limit = OPEN_LIMIT.as_secs())]
     Silent(String),
     /// The loop.

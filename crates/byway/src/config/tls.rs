@@ -14,9 +14,9 @@ pub struct Tls {
     pub certificate: PathBuf,
     /// Its private key.
     pub key: PathBuf,
-    /// Who signs clients' certificates.
+    /// The authorities that sign clients' certificates.
     pub client_ca: Option<PathBuf>,
-    /// Revocation lists of those who sign them.
+    /// Revocation lists of these authorities.
     pub crl: Option<PathBuf>,
     /// Whether clients show one; required if `client_ca` is given and this is not.
     pub clients: Option<ClientAuthentication>,

@@ -47,7 +47,7 @@ impl Claim {
         let claim = Self::open(path, true)?;
         sync_folder(path)?;
         if claim.metadata.len() > 0 {
-            return Err(ClaimError::InUse("somebody else has just made it"));
+            return Err(ClaimError::InUse("another process has just created it"));
         }
         Ok(claim)
     }

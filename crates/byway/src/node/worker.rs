@@ -51,7 +51,7 @@ pub(super) enum Message {
     Volumes(Vec<Arc<Volume>>, Sender<usize>),
     /// The shares from now on.
     Shares(Vec<Arc<Share>>),
-    /// Who may connect from now on. Confirmed once it is so.
+    /// The clients that may connect from now on. Confirmed once applied.
     Allow(Vec<Cidr>, Sender<()>),
     /// Tell what was done.
     Report(Sender<LoopReport>),

@@ -8,7 +8,7 @@ use crate::slots::SessionId;
 use crate::windows::WindowError;
 use crate::wire::{Header, Kind};
 
-/// Who is told what comes over the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
+/// Receives the events of the sessions. Everything is called from [`Fabric::handle`] or [`Fabric::flush`].
 pub trait Handler {
     /// A session can be used.
     fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId);

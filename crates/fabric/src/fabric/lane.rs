@@ -179,7 +179,7 @@ impl Lane {
         self.dirty
     }
 
-    /// Who the peer is, as far as TLS says.
+    /// The peer's identity, as proved by TLS.
     pub(super) fn peer(&self) -> PeerIdentity {
         self.secure.as_ref().map_or(PeerIdentity::Plain, |secure| secure.peer())
     }

@@ -304,7 +304,7 @@ impl Fabric {
         self.sessions.get(session).filter(|session| session.up).map(|session| &session.agreed)
     }
 
-    /// What names a session: random, and known to its two ends alone, unless somebody reads a plain wire.
+    /// What names a session: random, and known only to its two ends, unless an attacker reads a plain connection.
     pub fn nonce(&self, session: SessionId) -> Option<[u8; 16]> {
         self.sessions.get(session).map(|session| session.identity.nonce)
     }

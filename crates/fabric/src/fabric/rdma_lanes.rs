@@ -52,7 +52,7 @@ impl RdmaLanes {
         Self { transport, lanes: HashMap::new(), reads: RdmaReads::default(), is_watching: false, failed: Vec::new() }
     }
 
-    /// Whether nothing was queued since the last flush: who handles what that brought may have asked for more.
+    /// Whether nothing was queued since the last flush; handling its results may have queued more.
     pub(super) fn is_flushed(&self) -> bool {
         self.transport.is_flushed()
     }
@@ -245,7 +245,7 @@ impl Fabric {
         self.take_rdma_events(reactor, handler);
     }
 
-    /// Accepts or refuses who asks.
+    /// Accepts or refuses a connect request.
     fn answer_rdma(
         &mut self,
         reactor: &mut Reactor,

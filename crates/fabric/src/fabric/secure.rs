@@ -53,7 +53,7 @@ impl Secure {
         !self.plaintext.is_empty()
     }
 
-    /// Who the peer is.
+    /// The peer's identity.
     pub(super) fn peer(&self) -> PeerIdentity {
         self.stream.peer()
     }

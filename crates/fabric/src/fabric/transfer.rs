@@ -404,7 +404,7 @@ impl Fabric {
         Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
     }
 
-    /// The route that all puts into one window can take whoever puts: the same each time.
+    /// The route that all puts into one window can take: the same each time.
     pub fn route_to(&self, session: SessionId, window: WindowKey) -> Route {
         let bulk_lanes = self.sessions.get(session).map_or(1, |session| session.lanes.len().saturating_sub(1).max(1));
         Route(1 + slot_of(window) % bulk_lanes)

@@ -81,7 +81,7 @@ impl Node {
 }
 
 impl Kept {
-    /// Memory of at least so many bytes, which nobody uses.
+    /// Unused memory of at least this many bytes.
     fn take(&self, len: usize) -> std::io::Result<Mapping> {
         let mut mappings = self.mappings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = mappings.iter().position(|mapping| mapping.len() >= len && mapping.uses() == 0) {

@@ -237,12 +237,12 @@ impl Engine {
         self.core.end_lingering();
     }
 
-    /// Has the kernel take what was submitted, when nobody is going to wait.
+    /// Submits pending requests to the kernel, if no thread is going to wait.
     pub(super) fn leave(&mut self) {
         self.reactor.hand_over();
     }
 
-    /// Runs what was asked for, for who is not going to wait.
+    /// Runs the commands, for a thread that is not going to wait.
     pub(super) fn pass_on(&mut self) {
         // What fails now fails again for who waits, and is told there.
         let _ = self.turn(Reactor::reap_known);
@@ -438,7 +438,7 @@ impl Core {
         reactor.submit(Op::Timer { at }, Token::new(NODE_CLASS, CLOSE, session.0.index, session.0.generation));
     }
 
-    /// Whose operation it is wants nobody to touch its memory any more.
+    /// The operation's owner wants its memory free of other users.
     fn give_up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, op: Option<OpId>, session: Session) {
         if let Some(op) = op {
             if self.cancel_deferred(session, op) {

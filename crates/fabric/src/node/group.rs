@@ -48,7 +48,8 @@ pub(super) struct GroupState {
     members: usize,
     capacity: usize,
     waiters: VecDeque<Arc<Parker>>,
-    /// The thread that turns the loop waits for the group: it looks after each turn, and needs nobody beside it for the first completion.
+    /// The thread that turns the loop waits for the group: it checks after each turn, and needs no other thread for the first
+    /// completion.
     is_driven: bool,
     event: Arc<OnceLock<OwnedFd>>,
 }
@@ -98,7 +99,7 @@ impl Groups {
         }
     }
 
-    /// Takes a group out; gives what nobody has taken of it.
+    /// Removes a group; returns its completions that were not taken.
     pub(super) fn remove(&mut self, group: GroupSlot) -> impl Iterator<Item = (Origin, Completed)> + use<> {
         let queue = self.0.remove(group).map(|state| state.queue).unwrap_or_default();
         queue.into_iter().map(|(origin, completion)| (origin, completion.result))
@@ -112,7 +113,7 @@ impl Groups {
         }
     }
 
-    /// A thread waits no longer; what it was woken for, somebody else must look for.
+    /// A thread stops waiting; another thread must take the completion that it was woken for.
     pub(super) fn remove_waiter(&mut self, group: GroupSlot, parker: &Arc<Parker>) {
         let Some(state) = self.0.get_mut(group) else { return };
         match state.waiters.iter().position(|other| Arc::ptr_eq(other, parker)) {
@@ -226,8 +227,8 @@ impl Group {
         self.wait(Deadline::now())
     }
 
-    /// A descriptor that is readable while there are completions. Somebody must make them: poll it together with
-    /// [`Node::descriptor`].
+    /// A descriptor that is readable while there are completions. Operations only end while the node is driven: poll this
+    /// descriptor together with [`Node::descriptor`].
     ///
     /// # Errors
     /// The kernel's: no descriptors.

@@ -42,7 +42,7 @@ impl Core {
         }
     }
 
-    /// A window was closed while the peer of one of these sessions was sending into it: who of them is not known here.
+    /// A window was closed while the peer of one of these sessions was sending into it: which of them is not known here.
     pub(super) fn note_filling(&mut self, window: WindowKey, sessions: &[Session]) {
         for session in sessions {
             if let Some(state) = self.sessions.get_mut(session) {
@@ -53,7 +53,7 @@ impl Core {
         self.reply_watch.closed.push((window, sessions.to_vec()));
     }
 
-    /// Finds the closed windows into which nobody sends any more.
+    /// Finds the closed windows into which no peer sends any more.
     pub(super) fn end_filling(&mut self, fabric: &mut Fabric) {
         let ended = self.reply_watch.closed.extract_if(.., |(window, _)| !fabric.windows().is_lent(*window));
         for session in ended.flat_map(|(_, sessions)| sessions).collect::<Vec<_>>() {

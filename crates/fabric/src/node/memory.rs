@@ -38,7 +38,7 @@ pub struct Memory {
     writes: AtomicUsize,
 }
 
-/// Who uses a memory.
+/// The users of a memory.
 #[derive(Debug)]
 struct User {
     /// [`Node::number`] of the node that used it last.
@@ -166,8 +166,8 @@ impl Memory {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.mapping.as_ptr(), self.len) })
     }
 
-    /// Copies bytes from `at` on out, whoever uses the memory. What somebody changes meanwhile is old or new, each byte for
-    /// itself.
+    /// Copies bytes from `at` on out, also while operations or peers use the memory. A byte that changes meanwhile is old or
+    /// new, each byte for itself.
     ///
     /// # Errors
     /// The range does not lie in the memory.
@@ -179,8 +179,9 @@ impl Memory {
         Ok(())
     }
 
-    /// Copies bytes in from `at` on, whoever uses the memory. A peer that gets them at that moment, over a session with
-    /// [checksums](super::NodeOptions::checksum), may find bytes that do not fit their checksum, and end the session.
+    /// Copies bytes in from `at` on, also while operations or peers use the memory. A peer that gets them at that moment, over
+    /// a session with [checksums](super::NodeOptions::checksum), may find bytes that do not fit their checksum, and end the
+    /// session.
     ///
     /// # Errors
     /// The range does not lie in the memory; [`SubmitError::Borrowed`] if the program looks at it elsewhere.

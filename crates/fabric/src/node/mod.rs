@@ -179,7 +179,7 @@ pub struct NodeCounters {
     pub windows: usize,
     /// How often a peer named a window wrongly.
     pub windows_refused: u64,
-    /// Operations whose result nobody has taken.
+    /// Operations whose result was not taken.
     pub ops: usize,
     /// Sessions.
     pub sessions: usize,
@@ -266,9 +266,9 @@ impl Node {
         Self::new(reactor, options, layer, None, None)
     }
 
-    /// A node on a simulated loop ([`byway_reactor::sim`]), whose keys and nonces are those of the seed. It belongs to the calling
-    /// thread, as the loop does. Nothing moves the world's clock here, so nobody may wait: the simulation turns each node by
-    /// [`Node::progress`] and looks at operations by [`Op::test`].
+    /// A node on a simulated loop ([`byway_reactor::sim`]), whose keys and nonces are those of the seed. It belongs to the
+    /// calling thread, as the loop does. Nothing moves the world's clock here, so no thread may wait: the simulation turns each
+    /// node by [`Node::progress`] and looks at operations by [`Op::test`].
     ///
     /// # Errors
     /// The kernel's: no memory.
@@ -403,8 +403,8 @@ impl Node {
     }
 
     /// As [`Node::open_window_once`], for whichever of several sessions' peers is the first (up to
-    /// [`WINDOW_SESSIONS_MAX`](crate::limits::WINDOW_SESSIONS_MAX) of them): one put, or one get (or one of each) in all, by the
-    /// same descriptor for each. Whoever comes later is refused, and counted; while the bytes of one are on their way others are
+    /// [`WINDOW_SESSIONS_MAX`](crate::limits::WINDOW_SESSIONS_MAX) of them): one put, or one get (or one of each) in all, by
+    /// the same descriptor for each. Later peers are refused, and counted; while the bytes of one are on their way others are
     /// refused as `Busy`, and if his session ends before they have come the window is open still. It closes by itself when the
     /// last of the sessions ends.
     ///

@@ -22,7 +22,7 @@ pub enum Outcome {
     Message(Message),
     /// A session can be used.
     Session(Session),
-    /// A session has ended, and all its messages were taken: only for those who receive from any.
+    /// A session has ended, and all its messages were taken: only for receives from any session.
     Ended(Session, CloseReason),
     /// The node listens, there; the address is that of a TCP socket.
     Listening(Option<SocketAddr>),
@@ -32,7 +32,7 @@ pub enum Outcome {
     Layer(u64),
 }
 
-/// The name of an operation, the same all its life and nobody else's for a long time after.
+/// The name of an operation: constant during its life, and not used again for a long time after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub(super) OpSlot);
 

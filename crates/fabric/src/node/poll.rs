@@ -44,7 +44,7 @@ impl Poll {
         Ok(Self { all, timer, event, armed: AtomicU64::new(DISARMED) })
     }
 
-    /// Makes the descriptor readable when the loop's next timer is due. For who has the engine, and so for one thread at a time.
+    /// Makes the descriptor readable when the loop's next timer is due. Only the thread that has the engine calls this.
     fn arm(&self, next: Option<Instant>, now: Instant) {
         let at = next.map_or(DISARMED, |next| next.since(Instant::ZERO).as_nanos() as u64);
         if self.armed.swap(at, Ordering::Relaxed) == at {
@@ -58,7 +58,7 @@ impl Poll {
         let _ = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &spec);
     }
 
-    /// Who has the engine wakes for its timers himself from now on: nobody else is to find one due, and nothing to do.
+    /// The thread that has the engine wakes for its timers from now on, so the descriptor must not report them.
     pub(super) fn disarm(&self) {
         self.arm(None, Instant::ZERO);
     }
@@ -68,7 +68,7 @@ impl Poll {
         let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
     }
 
-    /// Takes back what was signalled: for who looks after this, and at all that there is.
+    /// Clears the signals. The caller checks everything afterwards.
     fn clear(&self) {
         let mut count = [0; 8];
         let _ = rustix::io::read(&self.event, &mut count);
@@ -76,7 +76,7 @@ impl Poll {
 }
 
 impl Inner {
-    /// Releases the engine, and leaves what the loop must do next to those who poll. To be followed by [`Inner::left_engine`].
+    /// Releases the engine, and leaves the loop's next work to polling programs. To be followed by [`Inner::left_engine`].
     pub(super) fn release_engine(&self, mut engine: MutexGuard<'_, Engine>) {
         let quiet = self.poll.get().is_some_and(|poll| {
             let (quiet, next) = engine.reactor().before_sleep();

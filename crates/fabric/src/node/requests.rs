@@ -32,8 +32,8 @@ impl Node {
         Ok(self.command(OpKind::Plain, command)?.wait(Deadline::NEVER)??)
     }
 
-    /// Listens. Whoever connects gets a session, which [`Node::accept`] gives. Gives the address, of TCP or an RDMA device, with the
-    /// port that the kernel chose, if 0 was asked for.
+    /// Listens. Each peer that connects gets a session, which [`Node::accept`] returns. Gives the address, of TCP or an RDMA
+    /// device, with the port that the kernel chose, if 0 was asked for.
     ///
     /// # Errors
     /// The kernel's: address in use, no such folder, ...; no RDMA library or device.
@@ -65,8 +65,7 @@ impl Node {
 
     /// Connects over TLS, and waits for it.
     ///
-    /// # Errors
-    /// As for [`Node::connect`]; the peer is not who it should be, or does not let us in.
+    /// # Errors As for [`Node::connect`]; the peer has another identity than expected, or refuses this node.
     pub fn connect_secure(
         &self,
         address: &Address,
@@ -88,13 +87,12 @@ impl Node {
 
     /// Connects, and waits for it.
     ///
-    /// # Errors
-    /// Nobody listens there, or no node, or none that turns its loop by the deadline: then nothing of the connection stays.
+    /// # Errors No node listens there, or none that drives its loop before the deadline: then nothing of the connection stays.
     pub fn connect(&self, address: &Address, deadline: impl Into<Deadline>) -> Result<Session, NodeError> {
         session(self.start_connect(address)?.wait_or_call_off(deadline)??)
     }
 
-    /// Waits for a session that somebody else begins: an operation.
+    /// An operation that waits for a session that a peer begins.
     ///
     /// # Errors
     /// `Busy`, `Forked`.
@@ -104,7 +102,7 @@ impl Node {
         Ok(Op { node: self.clone(), slot })
     }
 
-    /// Waits for a session that somebody else begins.
+    /// Waits for a session that a peer begins.
     ///
     /// # Errors
     /// None by the deadline.

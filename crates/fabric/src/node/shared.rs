@@ -37,7 +37,7 @@ pub(super) enum OpKind {
     Plain,
 }
 
-/// Where the result of an operation came from, and so where it belongs if nobody takes it.
+/// Where the result of an operation came from, and so where it goes if it is not taken.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Origin {
     pub(super) kind: OpKind,
@@ -51,7 +51,7 @@ pub(super) type OpSlot = Slot<OpState>;
 pub(super) struct OpState {
     pub(super) origin: Origin,
     pub(super) result: Option<Completed>,
-    /// Its handle is gone: nobody takes the result.
+    /// Its handle is gone, so its result will not be taken.
     pub(super) detached: bool,
     /// Where the result goes, and what it is called there.
     pub(super) group: Option<(GroupSlot, u64)>,
@@ -164,7 +164,7 @@ impl Shared {
         }
     }
 
-    /// A session that was accepted, and that nobody has taken: it is the next to be.
+    /// An accepted session that was not taken: the next `accept` gets it.
     fn give_back_session(&mut self, session: Session) -> bool {
         // Of one that has ended the program is told by its end.
         if self.usable(session).is_err() {
@@ -179,7 +179,7 @@ impl Shared {
         youngest.is_some_and(|youngest| self.abandon(youngest))
     }
 
-    /// A message that nobody has taken. Of a session whose end was told it is gone.
+    /// A message that was not taken. Of a session whose end was told it is gone.
     fn give_back_message(&mut self, came: u64, message: Message) -> bool {
         if let Some(state) = self.sessions.get_mut(message.session.0) {
             state.taken -= 1;
@@ -187,7 +187,7 @@ impl Shared {
         self.hand_out(came, message)
     }
 
-    /// The end of a session, which is told once, and was told to nobody.
+    /// The end of a session, which is reported once, and was not yet.
     fn give_back_ending(&mut self, session: Session, reason: CloseReason) -> bool {
         if let Some(op) = self.receivers.pop_front() {
             self.complete(op, Ok(Outcome::Ended(session, reason)));
@@ -267,7 +267,7 @@ impl Shared {
         must_look
     }
 
-    /// Cancels what waits here for somebody else's doing. False if the loop must be asked.
+    /// Cancels an operation that waits here for a peer or another thread. False if the loop must be asked.
     pub(super) fn cancel(&mut self, op: OpSlot) -> bool {
         let queue = match self.ops.get(op).map(|state| state.origin.kind) {
             Some(OpKind::Receive(None)) => &mut self.receivers,

@@ -59,7 +59,7 @@ pub(super) struct Get {
     pub(super) mappings: Mappings,
 }
 
-/// An operation that has ended but for frames that somebody holds.
+/// An operation that has ended, except that frames over its memory are still held.
 pub(super) struct Linger {
     op: OpSlot,
     mappings: Mappings,
@@ -168,7 +168,7 @@ fn can_be_reached(fabric: &Fabric, session: SessionId, segments: &[HeldSegment])
 }
 
 impl Core {
-    /// Ends an operation once nobody can touch its memory any more.
+    /// Ends an operation once nothing can touch its memory any more.
     pub(super) fn linger(&mut self, op: OpSlot, mappings: Mappings, result: Completed) {
         self.end_when_free(Linger { op, mappings, result, put: None });
     }

@@ -174,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// There are new commands: takes them to the loop, or has whoever turns it do so.
+    /// There are new commands: takes them to the loop, or makes the driving thread do so.
     pub(super) fn nudge(&self) {
         match self.try_engine() {
             None => self.waker.wake(),
@@ -186,7 +186,7 @@ impl Inner {
         }
     }
 
-    /// To be called by whoever has let go of the engine.
+    /// Must be called by the thread that has released the engine.
     pub(super) fn left_engine(&self) {
         loop {
             let mut shared = self.tables();
@@ -208,7 +208,7 @@ impl Inner {
         }
     }
 
-    /// Tells those who wait with a poll of their own that something has ended.
+    /// Notifies programs with a poll loop of their own that an operation has ended.
     pub(super) fn tell_poll(&self) {
         if let Some(poll) = self.poll.get()
             && self.tables().news

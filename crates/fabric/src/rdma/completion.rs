@@ -33,7 +33,7 @@ pub(super) struct CompletionInner {
 
 pub(super) struct State {
     pub(super) operations: Operations,
-    /// What was polled or ended while nobody asked.
+    /// Completions that were polled, or ended, outside of a poll by the owner.
     pub(super) backlog: VecDeque<Completion>,
     /// Room for the segments of the operation that is being posted.
     pub(super) sges: Vec<Sge>,

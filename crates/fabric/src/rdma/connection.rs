@@ -58,7 +58,7 @@ pub enum EventKind {
     AddressResolved,
     /// The way to the peer is known.
     RouteResolved,
-    /// Somebody wants to connect; the token is the listener's. Dropping the endpoint refuses.
+    /// A peer wants to connect; the token is the listener's. Dropping the endpoint refuses.
     ConnectRequest {
         /// The connection to be.
         endpoint: Endpoint,
@@ -77,7 +77,7 @@ pub enum EventKind {
         /// What it said.
         private_data: Vec<u8>,
     },
-    /// Nobody listens there.
+    /// There is no listener.
     NobodyListens,
     /// The address, the way or the peer cannot be found, or the connection manager gave up.
     Failed(Errno),

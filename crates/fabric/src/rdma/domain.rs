@@ -217,7 +217,7 @@ impl PoolRegion {
 /// Memory of a window.
 #[derive(Debug)]
 pub enum Exposed {
-    /// Nobody else's.
+    /// Not used elsewhere.
     Own(Memory),
     /// A frame that others keep as well: peers may read it.
     Shared(Rc<Frame>),
@@ -257,7 +257,7 @@ struct Registered<M: GiveUp> {
 
 /// Memory that can be lost to a device.
 trait GiveUp: 'static {
-    /// Tells who waits for it that it never comes back.
+    /// Notifies waiting users that it never returns.
     fn note_given_up(&self);
 }
 

@@ -148,7 +148,7 @@ pub enum PostError {
         most: u32,
     },
     /// The device would write into memory that others hold too.
-    #[error("a receive or read needs memory that nobody shares")]
+    #[error("a receive or read needs memory that nothing else uses")]
     NotExclusive,
     /// The connection is not established yet, or not any more.
     #[error("not connected")]

@@ -72,8 +72,8 @@ impl<R: Registrar> RegistrationCache<R> {
         Self { shared: Arc::new(Shared { registrar, seat, sightings: Sightings::default(), registered, refused }) }
     }
 
-    /// The registration of a range with all of `range` in it, to be used until the guard is dropped. Kept afterwards if
-    /// it is private anonymous memory: a file's pages can be truncated by anybody, and nobody would tell.
+    /// The registration of a range with all of `range` in it, to be used until the guard is dropped. Kept afterwards if it is
+    /// private anonymous memory: another program can truncate a file, and no event would report it.
     pub fn get(&self, range: PageRange) -> Result<Guard<R>, GetError> {
         self.acquire(range, false)
     }
@@ -111,7 +111,7 @@ impl<R: Registrar> RegistrationCache<R> {
         self.shared.seat.as_ref().map_or_else(|reason| Mode::EachTime(*reason), |_| Mode::Cached)
     }
 
-    /// Who registers.
+    /// The registrar.
     pub fn registrar(&self) -> &R {
         &self.shared.registrar
     }

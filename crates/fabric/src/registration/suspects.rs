@@ -42,7 +42,7 @@ impl Suspects {
         self.sequence
     }
 
-    /// Clears all up to that number: whoever was about to throw them away has done so.
+    /// Clears all up to that number: their threads have discarded them.
     pub(super) fn lift(&mut self, sequence: u64) {
         self.ranges.retain(|(_, number)| *number > sequence);
     }

@@ -35,7 +35,7 @@ pub(super) enum Read {
     Changes(usize),
     /// None is pending.
     Nothing,
-    /// The descriptor is of no use any more: somebody closed it, and no events come.
+    /// The descriptor is no longer usable: the program closed it, and no events come.
     Broken,
 }
 
@@ -49,8 +49,8 @@ impl Userfault {
         Ok(userfault)
     }
 
-    /// Asks for events about `range`, all of which must be mapped. From the moment it returns, no change of these
-    /// mappings is missed: the call waits for whoever is changing them.
+    /// Asks for events about `range`, all of which must be mapped. From the moment it returns, no change of these mappings is
+    /// missed: the call waits for threads that are changing them.
     pub(super) fn watch(&self, range: PageRange) -> Result<(), Errno> {
         // SAFETY: this mode changes nothing about accesses.
         unsafe { self.descriptor.register(range.start()..range.end(), Modes::WRITE_PROTECT) }

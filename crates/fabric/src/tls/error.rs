@@ -64,7 +64,7 @@ impl TlsSetupError {
     }
 }
 
-/// Why a TLS stream broke: the peer, or somebody between.
+/// Why a TLS stream broke: the peer, or an attacker in between.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TlsError {

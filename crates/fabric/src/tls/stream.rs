@@ -11,7 +11,7 @@ use super::{TlsError, WrongName};
 use crate::access::{Identity, Origin};
 use crate::limits::TLS_QUEUE_BYTES;
 
-/// Who the other end of a connection is, as far as TLS says.
+/// The identity of a connection's other end, as proved by TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerIdentity {
     /// There is no TLS.
@@ -57,7 +57,7 @@ impl TlsStream {
         self.connection.is_handshaking()
     }
 
-    /// Who the peer is, once the handshake is done.
+    /// The peer's identity, once the handshake is done.
     pub fn peer(&self) -> PeerIdentity {
         match self.connection.peer_certificates() {
             Some(chain) if !chain.is_empty() => {

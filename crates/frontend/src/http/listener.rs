@@ -21,7 +21,7 @@ pub(super) struct Bounded {
     admits: Admits,
 }
 
-/// Who may connect.
+/// The addresses that may connect.
 pub(super) type Admits = Box<dyn Fn(SocketAddr) -> bool + Send + Sync>;
 
 impl Bounded {

@@ -5,7 +5,7 @@ use byway_reactor::{Counters, MappedMemory};
 use byway_service::block::StoreTimes;
 use serde::{Deserialize, Serialize};
 
-/// Who can be asked for a [`Snapshot`]. Called from the HTTP thread, once per request.
+/// A source of [`Snapshot`]s. Called from the HTTP thread, once per request.
 pub trait Report: Send + Sync + 'static {
     /// The node now, summed over its loops.
     fn snapshot(&self) -> Snapshot;
@@ -26,7 +26,7 @@ pub struct Snapshot {
     pub cpu: std::time::Duration,
     /// Event loops.
     pub loops: u64,
-    /// What the loops moved, and who copied it.
+    /// The bytes that the loops moved, by kind of copy.
     pub counters: Counters,
     /// Bytes of all frame pools.
     pub frame_bytes: u64,
@@ -234,6 +234,6 @@ pub struct SlowOperation {
     pub offset: u64,
     /// Bytes.
     pub len: u64,
-    /// Who asked.
+    /// The client.
     pub peer: String,
 }

@@ -104,7 +104,7 @@ pub struct Offer {
     pub function: String,
     /// Bytes of its memory.
     pub bytes: u64,
-    /// Bytes that nobody has.
+    /// Free bytes.
     pub available_bytes: u64,
 }
 

@@ -44,7 +44,7 @@ impl Reactor {
         }
     }
 
-    /// Has the kernel take what was submitted, without a look at what has completed: for who is going to do neither.
+    /// Submits pending requests to the kernel without collecting completions, for a caller that does neither afterwards.
     pub fn hand_over(&mut self) {
         if let Backend::Uring(uring) = &mut self.backend {
             uring.hand_over();
@@ -76,7 +76,7 @@ impl Reactor {
         Ok(())
     }
 
-    /// To be called before somebody sleeps on [`Reactor::descriptor`] instead of in [`Reactor::reap`]: asks the peers of
+    /// Must be called before a thread sleeps on [`Reactor::descriptor`] instead of in [`Reactor::reap`]: asks the peers of
     /// shared streams to ring. Gives whether one may sleep, and until when at most: the next timer.
     pub fn before_sleep(&mut self) -> (bool, Option<Instant>) {
         let quiet = self.shared.sleep() && self.aside.is_empty();

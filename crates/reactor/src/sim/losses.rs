@@ -9,7 +9,7 @@ use crate::op::Errno;
 pub(super) struct Losses {
     count: u64,
     last: Option<Errno>,
-    /// Somebody was told of the last.
+    /// The last loss was reported.
     was_told: bool,
     /// By description: of how many it was told.
     told: Vec<u64>,

@@ -180,7 +180,7 @@ impl Inner {
         self.events.add(at, Event::SynAck { node: id, op, connection });
     }
 
-    /// Makes a connection if somebody listens.
+    /// Makes a connection if there is a listener.
     fn open_connection(&mut self, client: u64, from: SocketAddr, to: SocketAddr) -> Option<u64> {
         let server = self.live(to.ip())?;
         let key = self.new_id();

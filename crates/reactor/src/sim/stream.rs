@@ -13,7 +13,7 @@ use crate::Instant;
 use crate::gather::{Gather, Scatter, Segment as GatherSegment};
 use crate::op::{Errno, Outcome, Socket};
 
-/// How long a stream may be held by a partition if nobody asked for another time.
+/// How long a stream may be held by a partition if no other time was set.
 const KEEP_ALIVE_DEFAULT: Duration = Duration::from_mins(1);
 /// The longest segment.
 const SEGMENT_BYTES_MAX: u64 = 64 << 10;

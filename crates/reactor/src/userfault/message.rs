@@ -63,7 +63,7 @@ pub enum Read {
     Messages(usize),
     /// None is there.
     Nothing,
-    /// The descriptor is of no use any more: somebody closed it, and no messages come.
+    /// The descriptor is no longer usable: the program closed it, and no messages come.
     Broken,
 }
 

@@ -64,7 +64,7 @@ pub enum RemoteUriError {
     },
 }
 
-/// The schemes, for who mistypes one.
+/// The schemes, for error messages.
 const SCHEMES: [&str; 10] =
     ["byway", "byways", "byway+unix", "byways+unix", "byway+shm", "byway+rdma", "nbd", "nbds", "nbd+unix", "nbds+unix"];
 

@@ -129,7 +129,7 @@ pub enum OpenError {
         /// The block in bytes.
         block: u64,
     },
-    /// Somebody else on this machine serves it writable, or has it mounted.
+    /// Another process on this machine serves it writable, or has it mounted.
     #[error(
         "{path} is in use: {by}. Serve it read-only (`,ro`), stop the other user, or say `,direct,shared` if its \
          users coordinate themselves (a cluster file system)",

@@ -36,7 +36,7 @@ pub struct StoreOptions {
     pub stage: Stage,
 }
 
-/// Who opens the files of stores: this process, or one with more privilege that passes descriptors.
+/// Opens the files of stores: this process, or one with more privilege that passes descriptors.
 pub trait Opener {
     /// Opens a regular file or block device.
     ///

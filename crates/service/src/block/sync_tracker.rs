@@ -40,7 +40,7 @@ impl Description {
     }
 }
 
-/// One who syncs: a volume on one loop.
+/// An owner of syncs: a volume on one loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SyncOwner(u64);
 

@@ -16,7 +16,7 @@ pub struct FileId {
     pub ino: u64,
 }
 
-/// Who holds a lock: an owner (a process, or an open file) of a session.
+/// The holder of a lock: an owner (a process, or an open file) of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Holder {
     /// The session.

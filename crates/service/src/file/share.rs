@@ -31,7 +31,7 @@ pub enum Users {
 /// The user and group without rights of their own, by the number that Linux has for them.
 pub const NOBODY: u32 = 65534;
 
-/// Who else changes the files of a share.
+/// Other writers of a share's files.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Writers {
     /// Programs of the server's machine do too: clients ask the server for everything.
@@ -52,7 +52,7 @@ pub struct ShareSpec {
     pub read_only: bool,
     /// Whose rights clients have.
     pub users: Users,
-    /// Who else changes its files.
+    /// Other writers of its files.
     pub writers: Writers,
     /// Which clients may use it.
     pub access: Access,

@@ -22,7 +22,7 @@ const OPERATIONS_MAX: usize = 1 << 14;
 /// Pages that one put takes: a node takes 64 pieces of memory in one.
 const BATCH_PAGES_MAX: usize = 64;
 
-/// The context of an operation whose end nobody waits for.
+/// The context of an operation whose end is not waited for.
 const UNAWAITED: u64 = u64::MAX;
 
 /// In the context of a put of several pages, with the number of their batch.

@@ -238,7 +238,7 @@ impl Adapter {
         reactor.submit(Op::Readable { descriptor: self.descriptor }, token);
     }
 
-    /// Nobody waits for its events any more.
+    /// Its events are no longer waited for.
     pub(super) fn forget(&self, reactor: &mut Reactor) {
         reactor.remove_descriptor(self.descriptor);
     }

@@ -32,8 +32,8 @@ pub enum Down {
     /// We refuse what the peer says of itself.
     #[error("refused: {0:?}")]
     WeRefused(RefuseCode),
-    /// Nobody listens there.
-    #[error("nobody listens there")]
+    /// There is no listener.
+    #[error("no listener at that address")]
     NobodyListens,
     /// The peer is something else.
     #[error("the peer does not speak byway's wire; check the address")]

@@ -81,7 +81,7 @@ impl Transport {
         }
     }
 
-    /// Somebody asks at a listener.
+    /// A connect request at a listener.
     fn asked(&mut self, endpoint: Endpoint, private_data: &[u8]) {
         let granted = match greeting::read(private_data) {
             Ok(granted) => granted,

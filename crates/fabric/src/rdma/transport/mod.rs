@@ -67,11 +67,11 @@ const SPARE_GATHERS: usize = 64;
 /// What happened.
 #[derive(Debug)]
 pub enum Event {
-    /// Somebody asks for a connection at a listener: [`Transport::accept`] or [`Transport::refuse`].
+    /// A peer asks for a connection at a listener: [`Transport::accept`] or [`Transport::refuse`].
     Asked {
         /// The connection to be.
         connection: ConnectionId,
-        /// Who asks.
+        /// The connect request.
         peer: Option<SocketAddr>,
     },
     /// Messages can be sent.
@@ -152,13 +152,13 @@ enum What {
     Get(u64),
 }
 
-/// The connection manager's side: there once somebody listens or connects.
+/// The connection manager's side; it exists after the first listen or connect.
 struct Manager {
     channel: EventChannel,
     descriptor: Descriptor,
 }
 
-/// Where somebody listens: with no listener while there is no device.
+/// The addresses of listeners, without a listener while there is no device.
 struct Listening {
     at: SocketAddr,
     listener: Option<Listener>,
@@ -261,14 +261,14 @@ impl Transport {
         Ok(connection)
     }
 
-    /// Lets in who asked. [`Event::Connected`] or [`Event::Down`] follows.
+    /// Accepts a connect request. [`Event::Connected`] or [`Event::Down`] follows.
     pub fn accept(&mut self, reactor: &mut Reactor, connection: ConnectionId) {
         if let Err(down) = self.try_accept(reactor, connection) {
             self.refuse_for(connection, RefuseCode::Busy, down);
         }
     }
 
-    /// Refuses who asked.
+    /// Refuses a connect request.
     pub fn refuse(&mut self, connection: ConnectionId, code: RefuseCode) {
         self.refuse_for(connection, code, Down::WeRefused(code));
     }

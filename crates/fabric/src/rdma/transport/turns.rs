@@ -31,7 +31,7 @@ impl Turns {
         self.waiting.push(connection);
     }
 
-    /// Begins a round, in which who waits is asked again.
+    /// Begins a round, in which waiting connections are tried again.
     pub(super) fn begin(&mut self) {
         if self.waiting.is_empty() {
             return;
@@ -43,12 +43,12 @@ impl Turns {
         self.queue = all.filter(|connection| seen.insert(*connection)).collect();
     }
 
-    /// Who posts next in this round.
+    /// The connection that posts next in this round.
     pub(super) fn next(&mut self) -> Option<ConnectionId> {
         self.queue.pop_front()
     }
 
-    /// Whether nobody has anything new to post.
+    /// Whether no connection has new work to post.
     pub(super) fn is_empty(&self) -> bool {
         self.queue.is_empty()
     }

@@ -106,7 +106,7 @@ pub(in crate::registration) enum Change {
     Removed(PageRange),
 }
 
-/// A range that nobody uses and no look-up finds, to be deregistered.
+/// An unused range that no look-up finds, to be deregistered.
 #[derive(Debug)]
 pub(in crate::registration) struct Condemned<T> {
     /// For [`Cache::closed`](super::Cache::closed).

@@ -61,7 +61,7 @@ pub struct Volumes {
     requests: Line<Queued>,
     /// Large writes that wait to be pulled: for their share of the pool, or for frames.
     pulls: Line<Queued>,
-    /// Who is fed first; they take turns.
+    /// Which queue is served first; they take turns.
     pulls_first: bool,
     waiting_bytes: usize,
     pulled_bytes: usize,

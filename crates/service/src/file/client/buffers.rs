@@ -34,7 +34,7 @@ impl Buffer {
     }
 }
 
-/// Those that nobody uses.
+/// Unused buffers.
 #[derive(Debug, Default)]
 pub(super) struct Buffers {
     idle: Mutex<Vec<Buffer>>,

@@ -29,7 +29,7 @@ pub enum LockKind {
 pub struct LockRange {
     /// `flock(2)` of the whole file; else a POSIX range.
     pub whole: bool,
-    /// Who holds it, among the users of this client.
+    /// The holder, among the users of this client.
     pub owner: u64,
     /// The owner's process.
     pub pid: u32,

@@ -84,7 +84,7 @@ pub enum ClientError {
     /// No node for the client.
     #[error("cannot open an event loop: {0}; `byway doctor` says what this machine allows")]
     Node(std::io::Error),
-    /// Nobody answers, or not byway.
+    /// No answer, or not from byway.
     #[error("cannot connect: {0}; check the address and that the server runs")]
     Connect(NodeError),
     /// The server says no.

@@ -36,7 +36,7 @@ pub(super) struct Unsynced {
     files: HashMap<Identity, File>,
     changes: u64,
     losses: u64,
-    /// Entries of files that nobody knows any more are kept up to so many entries.
+    /// Entries of forgotten files are kept up to this many entries.
     max: usize,
     /// Entries at which those of unknown files are dropped next.
     prune_at: usize,

@@ -39,7 +39,7 @@ pub enum Action {
     Fill(PageId, Contents),
     /// Make accesses to the page fail, then [`Pager::poisoned`]: its contents are lost.
     Poison(PageId),
-    /// Wake who waits for the page: it is there, or nobody knows of it.
+    /// Wake the threads that wait for the page: it is present, or unknown.
     Wake(PageId),
     /// Lease another slab, then [`Pager::add_slab`] or [`Pager::no_more_slabs`].
     Lease,
@@ -95,7 +95,7 @@ pub struct Counters {
     pub returned: u64,
     /// Pages got from a place.
     pub fetched: u64,
-    /// Of these, pages that nobody waited for.
+    /// Of these, pages that no thread waited for.
     pub ahead: u64,
     /// Pages put to a place.
     pub put: u64,

@@ -12,13 +12,13 @@ pub(super) enum Frame {
     Free,
     /// A page comes out of its program.
     Moving(PageId),
-    /// It goes to a place; `None`: nobody wants it any more.
+    /// It goes to a place; `None`: no longer wanted.
     Putting(Option<PageId>, Place),
     /// It has a page that has no place, and goes back to so many programs: forked children have the same page.
     Waiting(u32),
     /// It has a page that lies at its place too.
     Clean(PageId, Place),
-    /// A page comes from its place; `None`: nobody wants it any more.
+    /// A page comes from its place; `None`: no longer wanted.
     Fetching(Option<PageId>, Place),
 }
 

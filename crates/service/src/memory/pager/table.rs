@@ -20,7 +20,7 @@ pub(super) enum Entry {
     Far(Place),
     /// It is being got into a frame.
     Fetching(u32),
-    /// Nobody has it any more.
+    /// No copy exists any more.
     Lost,
 }
 

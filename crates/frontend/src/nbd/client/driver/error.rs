@@ -12,7 +12,7 @@ use crate::nbd::request::Violation;
 /// say what became of a request without a reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens there, or not for us.
+    /// No listener there, or none that accepts this client.
     #[error("cannot connect: {0}; check the address and that a server runs there")]
     Connect(OsError),
     /// No session within the time.
@@ -27,7 +27,7 @@ pub enum ClientError {
     /// The handshake failed.
     #[error(transparent)]
     Handshake(#[from] ClientHandshakeError),
-    /// TLS: the server's certificate, ours, or somebody between.
+    /// TLS: the server's certificate, the client's, or an attacker in between.
     #[error("TLS: {0}{advice}", advice = advice(*.0))]
     Tls(#[from] TlsError),
     /// Something came behind the server's word that TLS may begin, or the word before it was asked for. Nothing of it
