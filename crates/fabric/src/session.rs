@@ -58,7 +58,7 @@ pub enum CloseReason {
     #[error("the peer owes an answer and has been silent for too long")]
     Silent,
     /// The peer takes no answers, and they have filled the memory that there is for them.
-    #[error("the peer has taken no answers for too long, and there is no memory for more")]
+    #[error("the peer has not received answers for too long, and there is no memory for more")]
     TakesNothing,
     /// The peer asks and asks, and takes too few of the answers.
     #[error("the peer has asked for more than it takes: too many answers wait for it")]

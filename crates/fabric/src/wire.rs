@@ -194,7 +194,7 @@ pub enum HeaderError {
     #[error("the header's checksum is wrong")]
     Checksum,
     /// It is of no known kind.
-    #[error("{0} is no kind of message")]
+    #[error("{0} is not a kind of message")]
     Kind(u8),
     /// A message was lost, repeated or made up.
     #[error("message {got} came where {expected} was expected")]

@@ -51,7 +51,7 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
             .args(counts.iter().flat_map(|counts| ["--clients", counts]));
         let output = command.stdin(Stdio::null()).stderr(Stdio::inherit()).output().map_err(RunError::Child)?;
         let points = points(&output.stdout)
-            .ok_or(RunError::Machine("byway bench fabric gave no points; what it said stands above"))?;
+            .ok_or(RunError::Machine("byway bench fabric returned no points; its messages are above"))?;
         for point in points {
             if let Some((_, series)) = MODES.iter().find(|(name, _)| *name == point.mode) {
                 gathered.add(series, point.clients as f64, point.megabytes_per_second);

@@ -14,7 +14,7 @@ pub(super) enum RunError {
     #[error("a program that was started for it: {0}")]
     Child(std::io::Error),
     /// A node.
-    #[error("byway serve {0} did not start; what it said stands above")]
+    #[error("byway serve {0} did not start; its messages are above")]
     Server(String),
     /// Its files.
     #[error("{}: {source}; give a folder with room, --files", path.display())]

@@ -140,7 +140,7 @@ pub enum CopyCommandError {
     #[error("copy: cannot open an event loop: {0}; try --io epoll, and see byway doctor")]
     Loop(io::Error),
     /// The copy is of no use.
-    #[error("copy: {error}; when nobody writes to the source, run the same command again with --overwrite")]
+    #[error("copy: {error}; stop writers to the source, then run the same command again with --overwrite")]
     Changed {
         /// How.
         error: CopyError,
@@ -329,7 +329,7 @@ fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Place) 
     }
     let tells_of_data = log.load(&identity, &there, bytes)?.values().any(|record| record.crc.is_some());
     if tells_of_data && !found.is_occupied() {
-        output::note(format_args!("nothing of what was copied before is in {to} any more; all is copied anew"));
+        output::note(format_args!("{to} no longer has the pieces copied before; everything is copied again"));
         return Ok(false);
     }
     Ok(true)

@@ -99,7 +99,7 @@ pub enum CopyError {
         error: EndpointError,
     },
     /// What was flushed is not there.
-    #[error("flushing the destination: {0}; what was written since the last flush may be lost")]
+    #[error("flushing the destination: {0}; data written since the last flush may be lost")]
     Flush(EndpointError),
     /// The destination does not hold what the source gave. The next run copies those pieces again.
     #[error("the destination differs from the source in pieces of {len} bytes, the first at {offset}; do not trust it")]

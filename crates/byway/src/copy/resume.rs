@@ -177,7 +177,7 @@ fn open_or_make(path: &Path) -> io::Result<(File, bool)> {
     options.read(true).append(true).custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32);
     match std::fs::metadata(path) {
         // Opening some devices does something.
-        Ok(there) if !there.is_file() => Err(refusal("it is no regular file; name another resume file")),
+        Ok(there) if !there.is_file() => Err(refusal("it is not a regular file; name another resume file")),
         Ok(_) => Ok((options.open(path)?, false)),
         // Through a link that leads nowhere no file is made.
         Err(error) if error.kind() == ErrorKind::NotFound => Ok((options.create_new(true).open(path)?, true)),
@@ -199,7 +199,7 @@ fn check_magic(file: &File) -> io::Result<()> {
     if here.is_file() && (here.len() == 0 || is_ours()) {
         return Ok(());
     }
-    Err(refusal("it is no resume file; name another, or remove it if nobody needs it"))
+    Err(refusal("it is not a resume file; name another, or remove it if it is not needed"))
 }
 
 fn refusal(reason: &'static str) -> io::Error {

@@ -266,10 +266,10 @@ fn a_resume_file_that_is_somebodys_is_left_alone() {
     command(&bench.path("to"));
     std::fs::write(bench.path("text"), "by").unwrap();
     let said = command(&bench.path("text"));
-    assert!(said.contains("it is no resume file; name another"), "{said}");
+    assert!(said.contains("it is not a resume file; name another"), "{said}");
     let said = command(bench.folder.path());
-    assert!(said.contains("it is no regular file"), "{said}");
-    assert!(command(Path::new("/dev/null")).contains("it is no regular file"));
+    assert!(said.contains("it is not a regular file"), "{said}");
+    assert!(command(Path::new("/dev/null")).contains("it is not a regular file"));
     assert!(contents(&bench.path("source")) == bytes && contents(&bench.path("text")) == b"by");
     assert!(!bench.path("destination").exists(), "nothing was begun");
     // As it is there, it is found by its number as well.

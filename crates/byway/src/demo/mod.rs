@@ -92,7 +92,7 @@ pub enum DemoError {
     #[error("demo: {0}")]
     Remote(#[from] RemoteError),
     /// The node that is killed.
-    #[error("demo: a second node: {0}; what it said stands above")]
+    #[error("demo: a second node: {0}; its messages are above")]
     Child(std::io::Error),
     /// A copy.
     #[error("demo: {path}: {source}")]

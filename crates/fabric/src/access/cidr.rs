@@ -10,7 +10,7 @@ use ipnet::IpNet;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum CidrError {
     /// Neither an address nor an address and a number of bits.
-    #[error("`{0}` is no range of addresses; write ADDRESS/BITS, for example 10.0.0.0/8 or fd00::/8")]
+    #[error("`{0}` is not a range of addresses; write ADDRESS/BITS, for example 10.0.0.0/8 or fd00::/8")]
     Range(String),
     /// Bits of an address are set behind its prefix.
     #[error("`{given}` has bits set behind its prefix; write {meant}")]

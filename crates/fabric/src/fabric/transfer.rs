@@ -62,7 +62,7 @@ pub enum GetError {
     #[error("the memory cannot be read or filled: {0}")]
     Io(Errno),
     /// The device was lost, and may still write to the memory: that is never used again. The session has ended.
-    #[error("the device was lost before it had let go of the memory, which is given up")]
+    #[error("the device was lost before it released the memory, which stays reserved for ever")]
     GivenUp,
 }
 

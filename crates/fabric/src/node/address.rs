@@ -4,7 +4,7 @@ use byway_reactor::Address;
 
 /// A text is no address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no address: tcp://IP:PORT, unix://PATH, shm://PATH or rdma://IP:PORT")]
+#[error("{0:?} is not an address: use tcp://IP:PORT, unix://PATH, shm://PATH or rdma://IP:PORT")]
 pub struct AddressError(String);
 
 /// The address that a text names. Names of hosts are not looked up.

@@ -43,7 +43,7 @@ pub enum RdmaError {
     },
     /// No RDMA device has this address.
     #[error(
-        "{0} is no address of an RDMA device: `rdma link` lists them; soft-RoCE: rdma link add NAME type rxe netdev IF"
+        "{0} is not an address of an RDMA device: `rdma link` lists them; soft-RoCE: rdma link add NAME type rxe netdev IF"
     )]
     NoDeviceAt(IpAddr),
     /// The endpoint is on another device than the domain or queue that it was to use.
@@ -231,7 +231,7 @@ pub enum WorkError {
     RemoteAborted,
     /// The peer took a receive for something that is no message, as a write with a number beside it does: what lies in the
     /// receive's memory is not from that peer.
-    #[error("the peer used a receive for something that is no message")]
+    #[error("the peer used a receive for another operation than a message")]
     NoMessage,
     /// The device does not work any more.
     #[error("the device failed")]

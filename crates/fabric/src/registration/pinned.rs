@@ -118,7 +118,7 @@ impl Registrar for PinnedBuffers {
         match self.set(handle.index, std::ptr::null_mut(), 0) {
             Ok(()) => self.give_back(handle.index),
             // The place is lost with what it pins; the ring's end frees both.
-            Err(error) => tracing::error!(%error, index = handle.index, "a pinned range cannot be let go"),
+            Err(error) => tracing::error!(%error, index = handle.index, "a pinned range cannot be released"),
         }
     }
 

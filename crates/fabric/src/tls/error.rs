@@ -36,7 +36,7 @@ pub enum TlsSetupError {
     #[error("TLS cannot be set up: {0}")]
     Config(String),
     /// The name that the server's certificate must have is none.
-    #[error("{0} is no host name or IP address")]
+    #[error("{0} is not a host name or IP address")]
     Name(String),
 }
 

@@ -86,7 +86,7 @@ pub enum ShareError {
     #[error("users={0} needs a server that runs as root: leave it out, or start the node as root and without --user")]
     NotRoot(String),
     /// The number that stands for none in the kernel's calls.
-    #[error("users=squash: {} is no user or group; name another number", u32::MAX)]
+    #[error("users=squash: {} is not a user or group; name another number", u32::MAX)]
     NoUser,
 }
 

@@ -205,7 +205,7 @@ impl Shares {
         let until = at.reactor.now() + self.recovery.kept_for();
         let displaced = self.recovery.known().keep(known_as, client, until);
         if let Some(client) = displaced {
-            tracing::warn!("too many clients are away: the files and locks of one are let go");
+            tracing::warn!("too many clients are disconnected: the files and locks of one are released");
             self.forget_client(client);
         }
         at.reactor.submit(Op::Timer { at: until }, Token::new(self.class, EXPIRY, 0, 0));
