@@ -8,16 +8,16 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-// A pointer is null that must not be, a text is not UTF-8 or no address, or a number is out of range.
+// A required pointer is null, a text is not UTF-8 or not an address, or a number is out of range.
 #define BYWAY_E_INVALID -1
 
-// The deadline has passed; the operation goes on.
+// The deadline has passed; the operation continues.
 #define BYWAY_E_DEADLINE -2
 
-// Too many operations are under way, or messages wait for credit: wait for some to end.
+// Too many operations are in flight, or messages wait for credit: wait for some to end.
 #define BYWAY_E_BUSY -3
 
-// The session is gone.
+// The session has ended and is no longer known.
 #define BYWAY_E_NO_SESSION -4
 
 // The session ended.
@@ -29,13 +29,13 @@
 // A header, a payload or a list is too long.
 #define BYWAY_E_TOO_LONG -7
 
-// The window is not open for that.
+// The window does not permit the operation.
 #define BYWAY_E_RIGHTS -8
 
-// The peer refused: no such window, or not so much of it, or not for that.
+// The peer refused: no such window, or the range or right exceeds it.
 #define BYWAY_E_REFUSED -9
 
-// It was cancelled.
+// The operation was cancelled.
 #define BYWAY_E_CANCELLED -10
 
 // The result was taken already.
@@ -44,22 +44,23 @@
 // This process is the child of the one that opened the node: open another node.
 #define BYWAY_E_FORKED -12
 
-// The kernel refused: no memory, no descriptors, no such address, nobody there.
+// The kernel refused: no memory, no descriptors, no such address, or no listener there.
 #define BYWAY_E_SYSTEM -13
 
 // A bug of this library.
 #define BYWAY_E_BUG -14
 
-// No answer to the call came in time.
+// No answer to the call arrived in time.
 #define BYWAY_E_EXPIRED -15
 
-// The server did not do what it was called for; the completion has its number.
+// The server answered the call with a status other than 0, which the completion has.
 #define BYWAY_E_STATUS -16
 
 // Operations or windows of another node use the memory, or an operation is another's.
 #define BYWAY_E_OTHER_NODE -17
 
-// The peer does not serve the protocol of a call, or not in a version that this library speaks; or the node does not speak it.
+// The peer does not serve the protocol of a call, or not in a version that this library supports; or the node does not support
+// it.
 #define BYWAY_E_UNSUPPORTED -18
 
 // The peer may write.
@@ -77,7 +78,7 @@
 // The wire is TCP.
 #define BYWAY_WIRE_TCP 1
 
-// The wire is a unix socket.
+// The wire is a Unix socket.
 #define BYWAY_WIRE_UNIX 2
 
 // The wire is shared memory.
@@ -86,13 +87,13 @@
 // The wire is RDMA.
 #define BYWAY_WIRE_RDMA 4
 
-// The peer's node has a part in each put and get: its program must turn it.
+// The peer's node takes part in each put and get: its program must drive it.
 #define BYWAY_ONE_SIDED_EMULATED 0
 
-// Who asks copies by himself, where the peer has lent the memory; elsewhere emulated.
+// The requester copies directly if the peer has lent the memory; otherwise emulated.
 #define BYWAY_ONE_SIDED_WHERE_LENT 1
 
-// Devices move the bytes; the peer's processor has no part in it.
+// Devices move the bytes, without the peer's processor.
 #define BYWAY_ONE_SIDED_NATIVE 2
 
 // A process's part in a job. Threads may share it.
@@ -113,7 +114,7 @@ struct byway_node;
 // An operation.
 struct byway_op;
 
-// A call that came. It is answered once: by `byway_answer` or `byway_delegate`, else by being freed, as abandoned.
+// A received call. It is answered once, by `byway_answer` or `byway_delegate`; freeing it unanswered reports it as abandoned.
 struct byway_request;
 
 // A window that is open to a peer.
@@ -147,9 +148,9 @@ struct byway_segment {
   uintptr_t len;
 };
 
-// What an operation brought. Whoever waits in vain finds it empty.
+// The result of an operation; empty if the wait ended without one.
 struct byway_completion {
-  // A receive's message, else null. Free it with `byway_message_free`.
+  // The message of a receive, else null. Free it with `byway_message_free`.
   struct byway_message *message;
   // Of a receive from any: the session of the message, or, without a message, the session that has ended. Else 0.
   uint64_t session;
@@ -157,17 +158,17 @@ struct byway_completion {
   uint16_t status;
 };
 
-// What a caller asks. What it has none of may be null with a length of 0.
+// A call's contents. Absent parts may be null with a length of 0.
 struct byway_call {
   // The method: the protocol's number.
   uint16_t method;
-  // The protocol: 0 for that of programs, or `BYWAY_PROTOCOL_VOLUMES`, whose methods, arguments and results docs/wire.md has.
+  // The protocol: 0 for the program's own, or `BYWAY_PROTOCOL_VOLUMES`; docs/wire.md has its methods, arguments and results.
   uint8_t protocol;
   // At most 64 bytes.
   const uint8_t *arguments;
   // How many.
   uintptr_t arguments_bytes;
-  // Descriptors of windows, 32 bytes each, one behind the other, at most 64: opened to the session that is called.
+  // Consecutive descriptors of windows, 32 bytes each, at most 64, which are open to the called session.
   const uint8_t *windows;
   // How many windows.
   uintptr_t windows_count;
@@ -177,7 +178,7 @@ struct byway_call {
   uintptr_t payload_bytes;
 };
 
-// How often something waited, and for how long.
+// The number of waits, and their duration.
 struct byway_waits {
   // Times.
   uint64_t count;
@@ -187,46 +188,46 @@ struct byway_waits {
   uint64_t max_ns;
 };
 
-// What the transfers of a session are like.
+// Measurements of a session's transfers.
 struct byway_feedback {
-  // Bytes that the peer, or the kernel for it, has taken since the session began.
+  // Bytes that the peer, or the kernel for it, has accepted since the session began.
   uint64_t sent_bytes;
-  // Bytes that came from it.
+  // Bytes received from the peer.
   uint64_t received_bytes;
-  // Bytes a second that it takes, over about the last second.
+  // Bytes per second that the peer accepts, over about the last second.
   double send_rate;
-  // Bytes a second that come from it.
+  // Bytes per second from the peer, over about the last second.
   double receive_rate;
-  // From when a message was queued to when the last byte of what it was sent with was taken.
+  // From when a message was queued until the last byte of its send was accepted.
   struct byway_waits send_delay;
-  // Messages that had to wait for the peer's program to take others; counted when that is over.
+  // Messages that waited until the peer's program had received others; counted when the wait ends.
   struct byway_waits credit_stalls;
-  // Sends for which the peer, or the path, took at least a millisecond; counted when that is over.
+  // Sends for which the peer, or the path, took at least a millisecond; counted when they end.
   struct byway_waits take_stalls;
-  // Bytes that wait now to be taken.
+  // Bytes that wait now to be sent and accepted.
   uint64_t queued_bytes;
-  // Nanoseconds for which what has waited longest now has waited already; 0 if nothing waits.
+  // Nanoseconds that the oldest waiting message or send has waited so far; 0 if nothing waits.
   uint64_t waiting_ns;
-  // The path's round trip in nanoseconds, as the kernel says; 0 where nobody says, as over shared memory.
+  // The path's round trip in nanoseconds, measured by the kernel; 0 if unknown, as over shared memory.
   uint64_t round_trip_ns;
-  // Bytes a second that the peer last acknowledged while the path was full; 0 where nobody says.
+  // Bytes per second that the peer last acknowledged while the path was full; 0 if unknown.
   uint64_t delivery_rate;
 };
 
-// What the wire of a session can do. Truths are 0 or 1.
+// The capabilities of a session's transport. Booleans are 0 or 1.
 struct byway_capabilities {
-  // One of `BYWAY_WIRE_*`, or 0 for one that this header does not know.
+  // One of `BYWAY_WIRE_*`, or 0 for a transport that this header does not name.
   uint32_t wire;
-  // One of `BYWAY_ONE_SIDED_*`: who moves the bytes of puts and gets.
+  // One of `BYWAY_ONE_SIDED_*`: which end or device moves the bytes of puts and gets.
   uint32_t one_sided;
-  // Pieces of memory that the wire takes at a time; `SIZE_MAX` for any number. A payload of more goes in several.
+  // Pieces of memory that one transfer can have; `SIZE_MAX` for any number. A payload with more pieces is sent in several.
   uintptr_t segments_max;
-  // All of it goes through TLS.
+  // All bytes go through TLS.
   uint8_t secure;
-  // A peer that means harm is kept to the windows that are open to it. Else it reaches all of a memory that was lent to it; over
-  // shared memory C lends none.
+  // A hostile peer can only use the windows that are open to it. Otherwise it reaches all of the memory that was lent to it;
+  // over shared memory this interface lends none.
   uint8_t window_enforced;
-  // What is sent may go from where it lies, without a copy.
+  // Bytes may be sent from the program's memory without a copy.
   uint8_t zero_copy_send;
   // Memory is registered with a device before it is moved.
   uint8_t registers;
@@ -238,11 +239,10 @@ struct byway_capabilities {
 extern "C" {
 #endif // __cplusplus
 
-// Joins the job that this process was started for, and waits for its other processes; once in a process. Says on standard error why
-// it could not. End it with `byway_dsm_finish`.
+// Joins the job that this process was started for, and waits for its other processes; once in a process. Reports on standard
+// error why it failed. End it with `byway_dsm_finish`.
 //
-// # Safety
-// `job` can be written.
+// # Safety `job` is writable.
 int byway_dsm_init(struct byway_dsm_job **job);
 
 // This process's number, from 0; negative if `job` is null.
@@ -251,7 +251,7 @@ int byway_dsm_init(struct byway_dsm_job **job);
 // `job` is null or of `byway_dsm_init`.
 int byway_dsm_rank(const struct byway_dsm_job *job);
 
-// How many processes the job has; negative if `job` is null.
+// The number of processes of the job; negative if `job` is null.
 //
 // # Safety
 // `job` is null or of `byway_dsm_init`.
@@ -267,32 +267,33 @@ int byway_dsm_segment(const struct byway_dsm_job *job,
                       uintptr_t bytes,
                       uint8_t **address);
 
-// Waits for a lock. Processes, and threads of one process, have it one after the other.
+// Waits for a lock. It excludes other processes and other threads of this process.
 //
 // # Safety
 // `job` is of `byway_dsm_init`.
 int byway_dsm_lock(const struct byway_dsm_job *job, uint32_t lock);
 
-// Gives a lock back that this process has. One that it does not have is left alone.
+// Releases a lock that this process holds. Does nothing if the process does not hold it.
 //
 // # Safety
 // `job` is of `byway_dsm_init`.
 int byway_dsm_unlock(const struct byway_dsm_job *job, uint32_t lock);
 
-// Waits until every process has reached the barrier, whose number is below 4294967294. One thread of each process does.
+// Waits until every process has reached the barrier, whose number is below 4294967294. One thread of each process calls this.
 //
 // # Safety
 // `job` is of `byway_dsm_init`.
 int byway_dsm_barrier(const struct byway_dsm_job *job,
                       uint32_t barrier);
 
-// What this process has counted.
+// Writes this process's counters to `*counters`.
 //
 // # Safety
 // `job` is of `byway_dsm_init`; `counters` can be written.
 int byway_dsm_statistics(const struct byway_dsm_job *job, struct byway_dsm_counters *counters);
 
-// Waits until every process is here, leaves the job and frees `job`. A process that ends without this ends the job for all.
+// Waits until every process has called this, leaves the job and frees `job`. A process that ends without this ends the job for
+// all.
 //
 // # Safety
 // `job` is of `byway_dsm_init`; neither it nor a segment is used after.
@@ -307,21 +308,22 @@ const char *byway_error_text(int code);
 // `node` can be written.
 int byway_node_open(struct byway_node **node);
 
-// The same, for `byway_call_start` and `byway_next_call` too. Its peers must be opened so as well.
+// The same, for a node that also makes and takes calls (`byway_call_start`, `byway_next_call`). Its peers must be opened in
+// the same way.
 //
 // # Safety
 // `node` can be written.
 int byway_node_open_for_calls(struct byway_node **node);
 
-// Frees a node. Its sessions are cut, and it listens no more, when its operations, windows, groups and requests are freed too; close
-// sessions before. Null is nothing.
+// Frees a node. Its sessions end abruptly, and it stops listening, when its operations, windows, groups and requests are freed
+// too; close sessions before. Does nothing for null.
 //
 // # Safety
 // `node` is null or of `byway_node_open` or `byway_node_open_for_calls`, and not used after.
 void byway_node_close(struct byway_node *node);
 
-// Listens at `tcp://IP:PORT`, `unix://PATH`, `shm://PATH` or `rdma://IP:PORT`. Gives the port, if it has one (that the kernel chose, if
-// 0 was asked for), else 0.
+// Listens at `tcp://IP:PORT`, `unix://PATH`, `shm://PATH` or `rdma://IP:PORT`. Returns the port (the one that the kernel
+// chose, for port 0), or 0 if the address has none.
 //
 // # Safety
 // `node` is a node; `at` ends with a zero byte.
@@ -338,32 +340,32 @@ int byway_connect(const struct byway_node *node,
                   int64_t timeout_ms,
                   uint64_t *session);
 
-// Waits for a session that somebody else begins, at most `timeout_ms`; for ever if negative.
+// Waits for a session that a peer begins, at most `timeout_ms`; for ever if negative.
 //
 // # Safety
 // `node` is a node; `session` can be written.
 int byway_accept(const struct byway_node *node, int64_t timeout_ms, uint64_t *session);
 
-// Ends a session, when the messages that were sent have gone out. Flush before, if puts are to arrive.
+// Ends a session after its sent messages have gone out. Flush before, if puts must arrive.
 //
 // # Safety
 // `node` is a node.
 int byway_session_close(const struct byway_node *node,
                         uint64_t session);
 
-// A descriptor that is readable when `byway_progress` should be called. It is the node's: not to be closed.
+// A descriptor that is readable when `byway_progress` should be called. It belongs to the node: do not close it.
 //
 // # Safety
 // `node` is a node.
 int byway_node_descriptor(const struct byway_node *node);
 
-// Does what there is to do, and never waits. 1 if any operation has ended since the last call, else 0.
+// Does all pending work without waiting. Returns 1 if any operation has ended since the last call, else 0.
 //
 // # Safety
 // `node` is a node.
 int byway_progress(const struct byway_node *node);
 
-// Makes memory of `bytes` (at least 1): zeroes, at a page. While operations or windows of one node use it, other
+// Allocates memory of `bytes` (at least 1): zeroes, at a page boundary. While operations or windows of one node use it, other
 // nodes are refused (`BYWAY_E_OTHER_NODE`). Free it with `byway_memory_free`.
 //
 // # Safety
@@ -372,21 +374,21 @@ int byway_register(const struct byway_node *node,
                    uintptr_t bytes,
                    struct byway_memory **memory);
 
-// Where it begins; null if `memory` is. The program sees to it that it leaves bytes alone that an operation works on, or
-// that it can live with what it reads; where the peer requires checksums, changing what is put or got from ends the session. Valid
-// until the memory is freed.
+// The start of the memory; null if `memory` is. The program must not change bytes that an operation uses, and may read mixed
+// contents while one writes them; where the peer requires checksums, changing bytes during a put or a peer's get ends the
+// session. Valid until the memory is freed.
 //
 // # Safety
 // `memory` is null or of `byway_register`.
 uint8_t *byway_memory_bytes(const struct byway_memory *memory);
 
-// Bytes of it; 0 if `memory` is null.
+// The size of the memory in bytes; 0 if `memory` is null.
 //
 // # Safety
 // `memory` is null or of `byway_register`.
 uintptr_t byway_memory_len(const struct byway_memory *memory);
 
-// Frees memory. What operations and windows still use stays for them. Null is nothing.
+// Frees memory. Memory that operations and windows still use is freed when they end. Does nothing for null.
 //
 // # Safety
 // `memory` is null or of `byway_register`, and neither it nor its bytes are used after.
@@ -406,15 +408,16 @@ int byway_window_open(const struct byway_node *node,
                       uint8_t *descriptor,
                       struct byway_window **window);
 
-// Closes and frees a window, and waits until its peer can no longer reach the memory: at most `timeout_ms`, for ever if negative. After
-// `BYWAY_E_DEADLINE` it is closing and freed too.
+// Closes and frees a window, and waits until its peer can no longer reach the memory: at most `timeout_ms`, for ever if
+// negative. After `BYWAY_E_DEADLINE` the handle is freed and the window is still closing.
 //
 // # Safety
 // `window` is of `byway_window_open`, and not used after.
 int byway_window_close(struct byway_window *window,
                        int64_t timeout_ms);
 
-// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when it is on its way.
+// Sends a message: a header of at most 64 bytes and a payload of at most 16 KiB. Both are copied. `*op` ends when the message
+// is on its way.
 //
 // # Safety
 // `node` is a node; `header` and `payload` have so many bytes; `op` can be written.
@@ -432,7 +435,7 @@ int byway_send(const struct byway_node *node,
 // `node` is a node; `op` can be written.
 int byway_receive(const struct byway_node *node, uint64_t session, struct byway_op **op);
 
-// Puts the bytes of up to 64 segments into a window of the peer, from `offset` on. `*op` ends when they lie there.
+// Puts the bytes of up to 64 segments into a window of the peer, from `offset` on. `*op` ends when they have arrived there.
 //
 // # Safety
 // `node` is a node; `list` has `count` segments, each of memory; `to` has the 32 bytes of a descriptor; `op` can be written.
@@ -444,7 +447,7 @@ int byway_put(const struct byway_node *node,
               uint64_t offset,
               struct byway_op **op);
 
-// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments. `*op` ends when they are here.
+// Gets bytes of a window of the peer, from `offset` on, into up to 64 segments. `*op` ends when they have arrived.
 //
 // # Safety
 // As for `byway_put`.
@@ -462,8 +465,8 @@ int byway_get(const struct byway_node *node,
 // `node` is a node; `op` can be written.
 int byway_flush(const struct byway_node *node, uint64_t session, struct byway_op **op);
 
-// Waits for an operation and takes what it brought, at most `timeout_ms`, for ever if negative, a look if 0. Answers how the
-// operation ended. `completion` may be null: then a message is thrown away. The operation is still to be freed.
+// Waits for an operation and takes its result: at most `timeout_ms`, for ever if negative, without waiting if 0. Returns how
+// the operation ended. `completion` may be null: then a message is discarded. The operation must still be freed.
 //
 // # Safety
 // `op` is an operation; `completion` is null or can be written.
@@ -482,48 +485,47 @@ int byway_wait_any(const struct byway_op *const *ops,
                    uintptr_t *index,
                    struct byway_completion *completion);
 
-// Asks for the early end of an operation, which still ends once.
+// Requests the early end of an operation, which still ends once.
 //
 // # Safety
 // `op` is an operation.
 int byway_cancel(const struct byway_op *op);
 
-// Frees an operation. One that has not ended goes on, and what it brings is nobody's; but a receive is cancelled, and what it has brought
-// and nobody took goes to the next. Null is nothing.
+// Frees an operation. If it has not ended it continues, and its result is dropped; but a receive is cancelled, and a message
+// that was not taken goes to the next receive. Does nothing for null.
 //
 // # Safety
 // `op` is null or an operation, and not used after.
 void byway_op_free(struct byway_op *op);
 
-// Where a message's header begins; answers how many bytes it has. Valid until the message is freed.
+// Writes the start of a message's header to `*bytes`, and returns its number of bytes. Valid until the message is freed.
 //
 // # Safety
 // `message` is a message; `bytes` can be written.
 int byway_message_header(const struct byway_message *message, const uint8_t **bytes);
 
-// Where a message's payload begins; answers how many bytes it has. Valid until the message is freed.
+// Writes the start of a message's payload to `*bytes`, and returns its number of bytes. Valid until the message is freed.
 //
 // # Safety
 // `message` is a message; `bytes` can be written.
 int byway_message_payload(const struct byway_message *message,
                           const uint8_t **bytes);
 
-// Frees a message. Null is nothing.
+// Frees a message. Does nothing for null.
 //
 // # Safety
 // `message` is null or a message, and not used after.
 void byway_message_free(struct byway_message *message);
 
-// Makes a group of at most `capacity` operations (1 to 65,536). Free it with `byway_group_free`.
+// Creates a group of at most `capacity` operations (1 to 65,536). Free it with `byway_group_free`.
 //
 // # Safety
 // `node` is a node; `group` can be written.
 int byway_group_new(const struct byway_node *node, uintptr_t capacity, struct byway_group **group);
 
-// Adds an operation, which is freed by that if it went well; `context` is what its completion will be called. If it has ended
-// already, its completion is there at once. `BYWAY_E_BUSY` if the group holds as many as it was made for, or the result was taken:
-// then the operation is the caller's still, as it was, whoever waits for it meanwhile. But nobody may use it when this succeeds,
-// since that frees it.
+// Adds an operation and, on success, frees its handle; its completion will carry `context`. If the operation has ended
+// already, its completion is available at once. `BYWAY_E_BUSY` if the group is full or the result was taken: then the caller
+// keeps the operation unchanged, also if another thread waits for it. On success no thread may use the handle any more.
 //
 // # Safety
 // `group` is a group; `op` is an operation of the same node; if this answers 0 it is in no other call, and not used after.
@@ -531,9 +533,9 @@ int byway_group_add(const struct byway_group *group,
                     struct byway_op *op,
                     uint64_t context);
 
-// Waits for one of the group's operations, at most `timeout_ms`, for ever if negative, a look if 0. Answers 1 if one has ended: its
-// context is in `*context`, how it ended in `*result` (0, or one of `BYWAY_E_*`), and what it brought in `*completion`, which may be
-// null. Each completion goes to one of the threads that wait.
+// Waits for one of the group's operations: at most `timeout_ms`, for ever if negative, without waiting if 0. Returns 1 if one
+// has ended: `*context` has its context, `*result` how it ended (0, or one of `BYWAY_E_*`), and `*completion`, which may be
+// null, its result. Each completion goes to one waiting thread.
 //
 // # Safety
 // `group` is a group; `context` and `result` can be written; `completion` is null or can be written.
@@ -543,22 +545,22 @@ int byway_group_wait(const struct byway_group *group,
                      int *result,
                      struct byway_completion *completion);
 
-// A descriptor that is readable while the group has completions. Somebody must make them: poll it together with
-// `byway_node_descriptor`. It is the group's: not to be closed.
+// A descriptor that is readable while the group has completions. Operations only end while the node is driven: poll this
+// descriptor together with `byway_node_descriptor`. It belongs to the group: do not close it.
 //
 // # Safety
 // `group` is a group.
 int byway_group_descriptor(const struct byway_group *group);
 
-// Frees a group, and what is in it as `byway_op_free` does. Null is nothing.
+// Frees a group, and its operations as `byway_op_free` does. Does nothing for null.
 //
 // # Safety
 // `group` is null or a group, and not used after.
 void byway_group_free(struct byway_group *group);
 
 // Calls the node at the other end of a session. `*op` ends with the answer: a message, whose header is the result. With
-// `BYWAY_E_STATUS` the server did not do it, and the completion has its number; with `BYWAY_E_EXPIRED` no answer came within
-// `timeout_ms` (for ever if negative). Cancelling it tells the server.
+// `BYWAY_E_STATUS` the server answered another status than 0, which the completion has; with `BYWAY_E_EXPIRED` no answer
+// arrived within `timeout_ms` (for ever if negative). Cancelling the operation notifies the server.
 //
 // # Safety
 // `node` is a node, opened for calls; `call` is one, whose pointers have so many bytes as it says; `op` can be written.
@@ -568,7 +570,7 @@ int byway_call_start(const struct byway_node *node,
                      int64_t timeout_ms,
                      struct byway_op **op);
 
-// Waits for a call, at most `timeout_ms`, for ever if negative. Each call goes to one of the threads that wait.
+// Waits for a call, at most `timeout_ms`, for ever if negative. Each call goes to one waiting thread.
 //
 // # Safety
 // `node` is a node, opened for calls; `request` can be written.
@@ -576,46 +578,50 @@ int byway_next_call(const struct byway_node *node,
                     int64_t timeout_ms,
                     struct byway_request **request);
 
-// What a call is for: the caller's number of the method.
+// The method number of a call.
 //
 // # Safety
 // `request` is a request.
 int byway_request_method(const struct byway_request *request);
 
-// Over which session a call came: 0 if `request` is null. The windows of the call are this session's, unless it was handed on.
+// The session that a call came over; 0 if `request` is null. The call's windows belong to this session, unless it was
+// delegated.
 //
 // # Safety
 // `request` is null or a request.
 uint64_t byway_request_session(const struct byway_request *request);
 
-// Where a call's arguments begin; answers how many bytes they have. Valid until the request is answered, handed on or freed.
+// Writes the start of a call's arguments to `*bytes`, and returns their number of bytes. Valid until the request is answered,
+// delegated or freed.
 //
 // # Safety
 // `request` is a request; `bytes` can be written.
 int byway_request_arguments(const struct byway_request *request,
                             const uint8_t **bytes);
 
-// Where a call's payload begins; answers how many bytes it has. Valid as its arguments are.
+// Writes the start of a call's payload to `*bytes`, and returns its number of bytes. Valid as long as the arguments.
 //
 // # Safety
 // `request` is a request; `bytes` can be written.
 int byway_request_payload(const struct byway_request *request, const uint8_t **bytes);
 
-// Where the descriptors of a call's windows begin, 32 bytes each; answers how many windows there are. Valid as its arguments are.
+// Writes the start of the descriptors of a call's windows, 32 bytes each, to `*bytes`, and returns the number of windows.
+// Valid as long as the arguments.
 //
 // # Safety
 // `request` is a request; `bytes` can be written.
 int byway_request_windows(const struct byway_request *request,
                           const uint8_t **bytes);
 
-// 1 if the caller of a request waits for no answer any more, else 0.
+// 1 if the caller of a request no longer waits for the answer, else 0.
 //
 // # Safety
 // `request` is a request.
 int byway_request_is_cancelled(const struct byway_request *request);
 
-// Answers a call and frees the request, whatever comes of it: `status` 0 if it went well, a result of at most 64 bytes, a payload of at
-// most 16 KiB with it. Where the answer could not be sent, the caller is told that its call was given up, if there is a way.
+// Answers a call and frees the request, also if this fails: `status` 0 for success, a result of at most 64 bytes, and a
+// payload of at most 16 KiB with it. If the answer cannot be sent, the caller is told, if possible, that its call was
+// abandoned.
 //
 // # Safety
 // `request` is a request, and not used after; `result` and `payload` have so many bytes.
@@ -626,10 +632,10 @@ int byway_answer(struct byway_request *request,
                  const uint8_t *payload,
                  uintptr_t payload_bytes);
 
-// Hands a call on to the node at the other end of `third`, which answers the caller instead, and frees the request if that went
-// well. `call` is what it gets: its payload is the continuation, all that the third must know to carry on, as nothing of the call
-// stays here. The windows in it are of use to the third only if they were opened to its session. If it fails the request
-// is as it was, whoever looks at it meanwhile. But nobody may use it when this succeeds, since that frees it.
+// Delegates a call to the node at the other end of `third`, which answers the caller instead, and frees the request on
+// success. That node receives `call`; its payload is the continuation, which must have everything that the third node needs,
+// because no state of the call stays here. The third node can use the windows in it only if they were opened to its session.
+// On failure the request is unchanged, also if another thread reads it. On success no thread may use it any more.
 //
 // # Safety
 // `request` is a request; if this answers 0 it is in no other call, and not used after. `call` is one, whose pointers have so many
@@ -638,13 +644,13 @@ int byway_delegate(struct byway_request *request,
                    uint64_t third,
                    const struct byway_call *call);
 
-// Frees a request that is not to be answered: its caller is told that it was given up. Null is nothing.
+// Frees a request without an answer: its caller is told that it was abandoned. Does nothing for null.
 //
 // # Safety
 // `request` is null or a request, and not used after.
 void byway_request_free(struct byway_request *request);
 
-// Writes what the transfers of a session are like now to `*feedback`. Never waits for the peer.
+// Writes the current measurements of a session's transfers to `*feedback`. Never waits for the peer.
 //
 // # Safety
 // `node` is a node; `feedback` can be written.
@@ -652,7 +658,7 @@ int byway_session_feedback(const struct byway_node *node,
                            uint64_t session,
                            struct byway_feedback *feedback);
 
-// Writes what the wire of a session can do to `*capabilities`: the same as long as the session lasts.
+// Writes the capabilities of a session's transport to `*capabilities`. They do not change during the session.
 //
 // # Safety
 // `node` is a node; `capabilities` can be written.
