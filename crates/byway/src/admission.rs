@@ -110,9 +110,9 @@ pub fn admissible(
     }
 }
 
-/// Whether a peer may connect; asked at accept, before a byte is read. An empty list lets everybody in: then
-/// [`admissible`] has seen to it that there is another guard. Loopback peers are always let in; a unix socket's
-/// peers (`None`) are the file permissions' business.
+/// Whether a peer may connect; asked at accept, before a byte is read. An empty list admits every peer: then [`admissible`] has
+/// seen to it that there is another guard. Loopback peers are always let in; a unix socket's peers (`None`) are the file
+/// permissions' business.
 pub fn peer_allowed(peer: Option<IpAddr>, allow: &[Cidr]) -> bool {
     let Some(peer) = peer else { return true };
     allow.is_empty() || peer.to_canonical().is_loopback() || allow.iter().any(|range| range.contains(peer))

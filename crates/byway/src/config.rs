@@ -86,7 +86,7 @@ pub struct Configuration {
     pub threads: Option<u16>,
     /// TLS, for both front ends; `None`: none.
     pub tls: Option<Tls>,
-    /// Who may connect; empty: everybody that the listeners let in.
+    /// The addresses that may connect; empty: all that the listeners admit.
     pub allow: Vec<Cidr>,
     /// Wider listeners without certificates are accepted.
     pub insecure: bool,

@@ -52,8 +52,7 @@ impl From<CallError> for Code {
 
 /// A name of C's.
 ///
-/// # Safety
-/// `text` is null or ends with a zero byte, and nobody changes it during the call.
+/// # Safety `text` is null or ends with a zero byte, and does not change during the call.
 unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
     if text.is_null() {
         return Err(Code(BYWAY_E_INVALID));

@@ -153,8 +153,7 @@ impl From<std::io::Error> for Code {
 
 /// A handle that C has given back to us for a call.
 ///
-/// # Safety
-/// Null, or what a function of ours gave and nobody has freed.
+/// # Safety Null, or an object that this library returned and that was not freed.
 pub(crate) unsafe fn borrow<'a, T>(handle: *const T) -> Result<&'a T, Code> {
     // SAFETY: by the caller's word it is null or points to a value of ours that lives for the call.
     unsafe { handle.as_ref() }.ok_or(Code(BYWAY_E_INVALID))
@@ -182,8 +181,7 @@ impl<T> Place<T> {
 
 /// Bytes of C's.
 ///
-/// # Safety
-/// `bytes` has `len` bytes that nobody changes during the call; it may be anything if `len` is 0.
+/// # Safety `bytes` has `len` bytes that do not change during the call; it may be anything if `len` is 0.
 pub(crate) unsafe fn slice<'a, T>(bytes: *const T, len: usize) -> Result<&'a [T], Code> {
     if len == 0 {
         return Ok(&[]);

@@ -113,7 +113,7 @@ pub struct LoopOptions<'a> {
     pub name: &'a str,
 }
 
-/// A loop device that lives as long as somebody has it open, this for one.
+/// A loop device that exists as long as it is open, by this object among others.
 #[derive(Debug)]
 pub struct LoopDevice {
     device: OwnedFd,

@@ -103,9 +103,8 @@ impl FramePool {
     /// to move bytes to and from. Reading them with the CPU is slow, since they are not cached; once the device is removed
     /// it ends the process (`SIGBUS`), where the kernel answers `EFAULT`.
     ///
-    /// # Safety
-    /// `base` is the start of a shared mapping for reading and writing of `bytes`, a multiple of
-    /// [`FRAME_BYTES_MAX`], which nobody else uses or unmaps.
+    /// # Safety `base` is the start of a shared mapping for reading and writing of `bytes`, a multiple of [`FRAME_BYTES_MAX`],
+    /// which no other code uses or unmaps.
     pub(crate) unsafe fn of_device(base: NonNull<u8>, bytes: usize) -> Self {
         // SAFETY: by the caller's word.
         Self::over(unsafe { Region::of_mapping(base, bytes) }, None, true)
@@ -170,8 +169,8 @@ impl FramePool {
         (self.inner.region.at(0), self.inner.region.bytes())
     }
 
-    /// Takes a frame of an arena away from everybody who was lent it: it keeps its place and its contents, and has pages of its
-    /// own from now on, which no other process can reach. The pool is no arena any more: it cannot be lent, and its frames
+    /// Takes a frame of an arena away from all peers that were lent it: it keeps its place and its contents, and has pages of
+    /// its own from now on, which no other process can reach. The pool is no arena any more: it cannot be lent, and its frames
     /// have no place in it. A pool that never was one has nothing to take away.
     ///
     /// # Errors
@@ -298,7 +297,7 @@ impl Frame {
         matches!(&self.home, Home::Pool { pool, .. } if pool.device)
     }
 
-    /// Whether nobody can take its pages away as long as it is mapped, see [`Mapping::is_sealed`].
+    /// Whether its pages cannot be taken away as long as it is mapped, see [`Mapping::is_sealed`].
     pub fn is_sealed(&self) -> Option<bool> {
         match &self.home {
             Home::Pool { .. } => None,
@@ -306,8 +305,8 @@ impl Frame {
         }
     }
 
-    /// Says that the frame will never be dropped, since somebody may touch its bytes whom nothing can stop: a device that does
-    /// not answer. Who waits until nobody uses a mapping that it lies in hears of it ([`Mapping::is_given_up`]).
+    /// Notes that the frame will never be dropped, because a device that does not answer may still touch its bytes. Waiting
+    /// users of its mapping are notified ([`Mapping::is_given_up`]).
     pub fn note_given_up(&self) {
         if let Home::Mapping { mapping, .. } = &self.home {
             mapping.note_given_up();

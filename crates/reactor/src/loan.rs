@@ -49,8 +49,8 @@ pub struct Loan {
 }
 
 /// What is left of a loan whose peer uses it for nothing, and has the memory mapped still: enough to lend the same memory again
-/// without another mapping ([`Mapping::lend_again`](crate::Mapping::lend_again)). It keeps nobody else from being lent the memory,
-/// and the memory from nothing.
+/// without another mapping ([`Mapping::lend_again`](crate::Mapping::lend_again)). It does not prevent lending the memory to
+/// others, and the memory from nothing.
 #[derive(Debug)]
 pub struct RestingLoan {
     /// Nothing else can come to lie at its address as long as this is here.

@@ -27,8 +27,8 @@ use std::thread::Thread;
 
 use rustix::param::page_size;
 
-/// One fault maps what is in the page cache of the aligned range of so many bytes around it (the kernel's
-/// `fault_around_bytes`, unless somebody has changed it).
+/// One fault maps what is in the page cache of the aligned range of so many bytes around it (the kernel's `fault_around_bytes`,
+/// unless it was changed).
 const FAULT_AROUND_BYTES: u64 = 64 << 10;
 
 /// Bytes that a loop maps between two pokes: a 64th of the limit, within these bounds.
@@ -38,7 +38,7 @@ const QUANTUM_BYTES: std::ops::RangeInclusive<u64> = 1 << 20..=64 << 20;
 /// and unmap in between.
 const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 2 << 20..=64 << 20;
 
-/// Every mapping by its address, with its bytes in whole pages. Whoever holds the lock keeps them mapped.
+/// Every mapping by its address, with its bytes in whole pages. A thread that holds the lock keeps them mapped.
 static MAPPINGS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
 
 static KEEPER: OnceLock<Keeper> = OnceLock::new();

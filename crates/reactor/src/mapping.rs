@@ -116,14 +116,14 @@ impl Mapping {
         self.inner.file.as_ref().is_none_or(|file| file.pin())
     }
 
-    /// Whether it lies in a file of which nobody can take pages away any more: so its addresses keep their pages as long as it is
+    /// Whether it lies in a file whose pages cannot be taken away any more: so its addresses keep their pages as long as it is
     /// mapped. `None` of private memory, where only this process can.
     pub fn is_sealed(&self) -> Option<bool> {
         self.inner.file.as_ref().map(|file| file.is_sealed())
     }
 
-    /// Whether somebody else may write there, whom nothing here knows of: whoever has a caller's file, or a peer that was lent it
-    /// for writing once. References to the bytes are then not to be made.
+    /// Whether others may write there without the knowledge of this process: users of a caller's file, or a peer that was lent
+    /// it for writing once. References to the bytes are then not to be made.
     pub fn is_exposed(&self) -> bool {
         self.inner.file.as_ref().is_some_and(|file| file.is_exposed())
     }

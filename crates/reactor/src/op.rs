@@ -83,8 +83,7 @@ pub struct File {
     pub(crate) generation: u32,
 }
 
-/// A descriptor of somebody else's making that this loop waits for (see
-/// [`Reactor::add_descriptor`](crate::Reactor::add_descriptor)).
+/// A foreign descriptor that this loop waits for (see [`Reactor::add_descriptor`](crate::Reactor::add_descriptor)).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Descriptor {
     pub(crate) index: u32,

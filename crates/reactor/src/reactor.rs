@@ -463,8 +463,8 @@ impl Reactor {
         }
     }
 
-    /// The peer's TCP address; `None` for unix sockets, and for a [TCP](Self::is_tcp) connection that the peer has reset: it is accepted
-    /// all the same, what was sent on it can be received, and nobody knows whose it was.
+    /// The peer's TCP address; `None` for unix sockets, and for a [TCP](Self::is_tcp) connection that the peer has reset: it is
+    /// accepted all the same, its bytes can be received, and their sender is unknown.
     pub fn peer_address(&self, socket: Socket) -> Option<SocketAddr> {
         match &self.backend {
             Backend::Uring(uring) => uring.peer_address(socket),
@@ -500,8 +500,8 @@ impl Reactor {
         self.backend.close(socket);
     }
 
-    /// Takes over a descriptor that something else reads and writes, to wait for it by [`Op::Readable`]: an event channel,
-    /// say. Whoever else has the open file gives a duplicate.
+    /// Takes over a descriptor that something else reads and writes, to wait for it by [`Op::Readable`]: an event channel, say.
+    /// Another owner of the open file passes a duplicate.
     ///
     /// # Errors
     /// `Unsupported` in a simulation.

@@ -28,8 +28,8 @@ pub enum FileMemoryError {
     /// It is no file in memory with ordinary pages, as `memfd_create` makes it without `MFD_HUGETLB`: the caller's fault.
     #[error("the file does not lie in memory of ordinary pages; make it with memfd_create")]
     NotMemory,
-    /// It could be made shorter under the mapping, which ends whoever touches the rest: the caller's fault. Its size must be set
-    /// first, then `F_SEAL_SHRINK` and `F_SEAL_GROW`.
+    /// It could be truncated under the mapping, and an access to the rest would end the process: the caller's fault. Its size
+    /// must be set first, then `F_SEAL_SHRINK` and `F_SEAL_GROW`.
     #[error("the file can become shorter; seal it with F_SEAL_SHRINK and F_SEAL_GROW")]
     NotSealed,
     /// The range is empty or too long, does not begin with a page, or does not lie in the file: the caller's fault.
@@ -103,7 +103,7 @@ impl Region {
         Self::map(fd, offset, bytes, access)
     }
 
-    /// Maps `bytes` (more than none) of a file that somebody else made in this process, from `offset` on; gives the bytes of the
+    /// Maps `bytes` (more than none) of a file that other code made in this process, from `offset` on; gives the bytes of the
     /// file too.
     ///
     /// # Errors
@@ -120,8 +120,7 @@ impl Region {
 
     /// Takes over a mapping that was made elsewhere.
     ///
-    /// # Safety
-    /// `base` is the start of a mapping for reading and writing of `bytes`, which nobody else uses or unmaps.
+    /// # Safety `base` is the start of a mapping for reading and writing of `bytes`, which no other code uses or unmaps.
     pub(crate) unsafe fn of_mapping(base: NonNull<u8>, bytes: usize) -> Self {
         Self { base, bytes }
     }
@@ -139,8 +138,8 @@ impl Region {
         Ok(Self { base: NonNull::new(base.cast()).ok_or(Errno::NOMEM)?, bytes })
     }
 
-    /// Replaces whole pages by new ones of this process alone, with the same contents. Nobody may use the range meanwhile, the
-    /// kernel included; other processes keep the old pages.
+    /// Replaces whole pages by new ones of this process alone, with the same contents. The range must not be used meanwhile,
+    /// the kernel included; other processes keep the old pages.
     pub(crate) fn make_private(&self, offset: usize, bytes: usize) -> Result<(), Errno> {
         assert!(offset.is_multiple_of(PAGE_BYTES) && bytes.is_multiple_of(PAGE_BYTES), "whole pages");
         assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "in the region");
@@ -213,7 +212,8 @@ pub(crate) fn check_peer_file(fd: BorrowedFd<'_>, bytes: u64) -> Result<(), Errn
     }
 }
 
-/// The bytes of a file that nobody can take away under a mapping: sealed as ours are, and of pages that are never lacking.
+/// The bytes of a file that cannot be taken away under a mapping: sealed as byway's own files are, and of pages that never go
+/// missing.
 fn safe_bytes(fd: BorrowedFd<'_>) -> Result<u64, FileMemoryError> {
     let io = FileMemoryError::Io;
     if rustix::fs::fstatfs(fd).map_err(io)?.f_type as i64 != TMPFS_MAGIC {

@@ -227,7 +227,7 @@ impl Userfault {
         unsafe { ioctl(&self.fd, Updater::<REGISTER, _>::new(&mut request)) }
     }
 
-    /// Ends that, and wakes whoever waits there. Where parts of the range are unmapped or somebody else's, nothing is to be done.
+    /// Ends that, and wakes waiting threads. Parts of the range that are unmapped or watched by others are ignored.
     pub fn unregister(&self, range: Range<usize>) {
         // SAFETY: the structure is that of the call, which ends only what `register` began.
         let _ = unsafe { ioctl(&self.fd, Setter::<UNREGISTER, _>::new(raw(&range))) };

@@ -32,7 +32,7 @@ const GATHER_WORTH_PERCENT: u64 = 97;
 /// The average size of requests, in bytes, above which they are not worth gathering.
 const GATHER_BYTES_MAX: u64 = 32 << 10;
 /// Turns in a row that gather one request each, whatever receives they come by, after which nothing is gathered any more,
-/// whatever was decided: the queue has become shallow, and each request would wait for nobody.
+/// whatever was decided: the queue has become shallow, and each request would wait in vain.
 const LONE_TURNS_MAX: u32 = 16;
 
 /// Waits in a row before which no requests were noted, after which nothing is known of their size any more: those that noted them have

@@ -25,7 +25,7 @@ pub enum ClaimError {
     /// The kernel's reason, or that it is neither a file nor a block device.
     #[error(transparent)]
     Open(#[from] io::Error),
-    /// Somebody would lose by it.
+    /// Another user of the file would lose data.
     #[error("it is in use: {0}")]
     InUse(&'static str),
 }
@@ -41,8 +41,7 @@ impl Claim {
 
     /// Makes a file where nothing was, and claims it.
     ///
-    /// # Errors
-    /// See [`ClaimError`]; `InUse` if somebody else has made and filled one meanwhile.
+    /// # Errors See [`ClaimError`]; `InUse` if another process has created and filled one meanwhile.
     pub fn made(path: &Path) -> Result<Self, ClaimError> {
         let claim = Self::open(path, true)?;
         sync_folder(path)?;

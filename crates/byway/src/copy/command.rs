@@ -348,7 +348,7 @@ fn state_folder() -> PathBuf {
     absolute("XDG_STATE_HOME").or_else(home).unwrap_or_else(std::env::temp_dir).join("byway")
 }
 
-/// A destination that is larger keeps what is behind the copy: nobody should think otherwise.
+/// A larger destination keeps its contents behind the copy; the note says so.
 fn note_larger(to: &Place, destination: &mut Opened, bytes: u64) {
     let larger = destination.endpoint().bytes();
     if larger > bytes {

@@ -30,7 +30,7 @@ pub struct FileEndpoint {
 }
 
 impl FileEndpoint {
-    /// Opens what is copied from. It is not locked: whoever writes to it meanwhile is noticed, if at all, at the end.
+    /// Opens the source of a copy. It is not locked: writes to it meanwhile are noticed at the end, if at all.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` for what is neither a regular file nor a block device, and for a file whose size is

@@ -26,7 +26,7 @@ use rustix::fs::OFlags;
 
 use crate::limits::RESUME_BYTES_MAX;
 
-/// What every resume file begins with: what does not is somebody's, and stays as it is.
+/// The first bytes of every resume file: another file is left as it is.
 const MAGIC: &str = "byway-resume ";
 
 /// A piece that is done.
@@ -191,7 +191,7 @@ fn is_one_of(file: &File, ends: &[&Path]) -> io::Result<bool> {
     Ok(ends.iter().any(|end| std::fs::metadata(end).is_ok_and(is_here)))
 }
 
-/// Refuses what somebody may want to keep.
+/// Refuses files that are not resume files.
 fn check_magic(file: &File) -> io::Result<()> {
     let here = file.metadata()?;
     let mut begins = [0; MAGIC.len()];

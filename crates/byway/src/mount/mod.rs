@@ -173,7 +173,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// While programs hold locks, a session that is lost is made again also if nobody calls: the server keeps locks for a limited time.
+/// While programs hold locks, a lost session is replaced also without calls: the server keeps locks for a limited time.
 fn keep_locks(client: &Arc<Client>) -> Result<(), CommandError> {
     let client = Arc::downgrade(client);
     let renew = move || {

@@ -49,22 +49,22 @@ pub struct NodeOptions {
     pub native: Vec<Endpoint>,
     /// Where NBD clients come in.
     pub nbd: Vec<Endpoint>,
-    /// What both front ends do about TLS. Its certificate can be replaced while the node runs, by whoever keeps a clone.
+    /// TLS of both front ends. Its certificate can be replaced through a clone while the node runs.
     pub tls: ServerTls,
     /// How NBD is served, but for TLS.
     pub nbd_options: NbdOptions,
-    /// Who may connect by TCP, besides this machine; empty: everybody.
+    /// The addresses that may connect by TCP, besides this machine; empty: all.
     pub allow: Vec<Cidr>,
     /// Operations that take longer at the store are remembered, in microseconds.
     pub slow_us: u64,
     /// For measurements.
     pub measuring: Measuring,
-    /// Called when a loop ends that was not told to. Its clients have lost their connections then, and nobody takes its place: the node
-    /// should end, for whoever started it to start it again.
+    /// Called when a loop ends that was not told to. Its clients have lost their connections then, and no other loop takes its
+    /// place: the node should end, so that its service manager restarts it.
     pub on_failure: Arc<dyn Fn() + Send + Sync>,
 }
 
-/// What measurements change in a node, and nobody else.
+/// Settings of a node that only measurements change.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Measuring {
     /// Long reads from disk are told in slices of so many bytes; `None`: as ever.
@@ -260,8 +260,8 @@ impl Node {
     }
 
     /// Makes `volumes` the list that is served, and lets only the addresses of `allow` connect from now on, besides this
-    /// machine's (empty: everybody). Volumes that are the same, perhaps in another size, go on; connections of those that
-    /// are gone end.
+    /// machine's (empty: all). Volumes that are the same, perhaps in another size, go on; connections of those that are gone
+    /// end.
     ///
     /// Waits for every loop to confirm that it is so, as long as `patience` lasts.
     pub fn replace(&self, volumes: &[Arc<Volume>], allow: &[Cidr], patience: &Patience) -> Replaced {

@@ -349,7 +349,7 @@ impl Fabric {
     }
 
     /// Connections of peers that `admits` says no to are closed at once, and so are those that were reset before they were
-    /// accepted, of which nobody knows whose they are. Unix sockets are not asked about.
+    /// accepted, whose address is unknown. Unix sockets are not asked about.
     pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
         self.admits = Some(Box::new(admits));
     }

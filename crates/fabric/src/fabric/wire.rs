@@ -10,7 +10,7 @@ use crate::rdma::transport::ConnectionId;
 /// See the module. It is chosen when a session begins, by what its wire can do, and stays.
 #[derive(Debug)]
 pub(super) enum Wire {
-    /// Connections: whoever owns the window receives into it, and sends out of it. Over tcp and unix sockets, and wherever there is
+    /// Connections: the window's owner receives into it, and sends from it. Over tcp and unix sockets, and wherever there is
     /// TLS.
     Stream,
     /// Connections through rings in shared memory, and memory that one end has lent the other, who copies there by himself.

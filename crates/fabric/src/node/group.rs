@@ -23,8 +23,8 @@ pub struct GroupCompletion {
     pub result: Completed,
 }
 
-/// Completions of the operations that were added to it. Threads share a reference to it. When it is dropped, what becomes of its
-/// operations, and of results that nobody took, is what becomes of them when [their handles are dropped](Op).
+/// Completions of the operations that were added to it. Threads share a reference to it. When it is dropped, what becomes of
+/// its operations, and of results that were not taken, is what becomes of them when [their handles are dropped](Op).
 #[derive(Debug)]
 pub struct Group {
     node: Node,

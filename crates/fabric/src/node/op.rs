@@ -48,11 +48,11 @@ impl OpId {
     }
 }
 
-/// An operation under way, or one that has ended and whose result nobody has taken. It ends exactly once, whoever waits for it and
-/// however. Dropping the handle lets it go on and throws the result away. But a receive, an accept or a connect is cancelled; and what
-/// had come by then, and nobody has taken, is not lost: a message, the end of a session, or a session that was accepted goes to the
-/// next operation that asks for one, and a session that was connected is closed. Only a message of a session whose end was told
-/// already is gone.
+/// An operation in flight, or an ended one whose result was not taken. It ends exactly once, whichever thread waits for it and
+/// however. Dropping the handle lets it go on and throws the result away. But a receive, an accept or a connect is cancelled;
+/// and what had come by then, and nobody has taken, is not lost: a message, the end of a session, or a session that was
+/// accepted goes to the next operation that asks for one, and a session that was connected is closed. Only a message of a
+/// session whose end was told already is gone.
 #[derive(Debug)]
 pub struct Op {
     pub(super) node: Node,

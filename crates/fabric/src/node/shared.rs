@@ -152,8 +152,8 @@ impl Shared {
         }
     }
 
-    /// Nobody wants a result: what is in it must not be lost to others. True if whoever turns the loop must look: another operation
-    /// has ended by it, or there is a command.
+    /// A result is not wanted: its contents must not be lost to others. True if the driving thread must check: another
+    /// operation has ended by it, or there is a command.
     pub(super) fn discard(&mut self, origin: Origin, result: Completed) -> bool {
         match (origin.kind, result) {
             (OpKind::Connect(session), Ok(_)) => self.abandon(session),

@@ -25,8 +25,8 @@ use super::verbs::{self, CmEvent, CmId};
 use crate::limits::{RDMA_BACKLOG, RDMA_RESOLVE_TIME_MAX};
 use crate::slots::{Slot, Slots};
 
-/// What `status` is in a rejection by the peer's program, and by a machine where nobody listens: the reasons of the
-/// InfiniBand specification, volume 1, 12.6.7.2.
+/// What `status` is in a rejection by the peer's program, and by a machine without a listener: the reasons of the InfiniBand
+/// specification, volume 1, 12.6.7.2.
 const REASON_CONSUMER: i32 = 28;
 const REASON_NO_LISTENER: i32 = 8;
 
@@ -130,7 +130,7 @@ impl EventChannel {
         Ok(Listener::new(identifier))
     }
 
-    /// Lets go of devices that were removed and that nobody uses any more, without which the kernel may wait.
+    /// Releases removed devices that are no longer used; otherwise the kernel may wait for them.
     pub fn forget_removed_devices(&self) {
         self.0.raw.library().forget_removed_devices();
     }

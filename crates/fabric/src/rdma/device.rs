@@ -162,7 +162,7 @@ impl DeviceInner {
 }
 
 impl Device {
-    /// The device that has the local address `at`. Nobody hears when it is removed, see
+    /// The device that has the local address `at`. Its removal is not reported, see
     /// [`EventChannel::open_device`](super::EventChannel::open_device).
     ///
     /// # Errors

@@ -14,7 +14,7 @@ use super::verbs::Sge;
 
 const PAGE_BYTES: usize = 4096;
 
-/// Memory of any length at one address: its own, or a range of somebody who promised to leave it alone.
+/// Memory of any length at one address: its own, or a range whose owner has promised not to use it.
 pub struct Buffer {
     base: NonNull<u8>,
     len: usize,
@@ -223,7 +223,7 @@ impl Segment {
         &all[self.range.clone()]
     }
 
-    /// Its bytes, if nobody shares them.
+    /// Its bytes, if they are not shared.
     ///
     /// # Panics
     /// As for [`Segment::bytes`].
@@ -247,7 +247,7 @@ impl Segment {
         self.range.is_empty()
     }
 
-    /// The frame, if it is one and nobody shares it.
+    /// The frame, if it is one and is not shared.
     pub fn into_frame(self) -> Option<Frame> {
         match self.held {
             Held::Frame(frame) => Some(frame),
@@ -258,7 +258,7 @@ impl Segment {
         }
     }
 
-    /// The region, if it is one and nobody shares it.
+    /// The region, if it is one and is not shared.
     pub fn into_region(self) -> Option<Region> {
         match self.held {
             Held::Region(region) => Some(region),
@@ -378,7 +378,7 @@ impl Payload {
         self.segments().is_empty()
     }
 
-    /// Gives its memory up: nobody gets it again, its registration stays, and who waits for it hears so.
+    /// Gives its memory up: it is never used again, its registration stays, and waiting users are notified.
     pub(super) fn give_up(self) -> Self {
         self.segments().iter().for_each(Segment::note_given_up);
         let _ = ManuallyDrop::new(self);

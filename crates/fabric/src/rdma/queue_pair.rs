@@ -48,7 +48,7 @@ pub enum Work {
     },
     /// Bytes out of a window of the peer.
     Read {
-        /// To here: memory that nobody shares.
+        /// To here: memory that is not shared.
         into: Payload,
         /// From there.
         from: WindowAddress,

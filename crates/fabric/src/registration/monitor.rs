@@ -45,8 +45,8 @@ use crate::limits::{REGISTRATION_CACHES_MAX, SETTLE_TRIES_MAX, UNWATCHED_BYTES_M
 /// A registration of any registrar. Dropping the last clone deregisters.
 pub(super) type Registered = Arc<dyn Any + Send + Sync>;
 
-/// One for each process, for as long as it lives: were the descriptor closed, a child that has inherited it would keep
-/// the watch alive, and nobody would read its events.
+/// One for each process, for as long as it lives: were the descriptor closed, a child that has inherited it would keep the
+/// watch alive, and no thread would read its events.
 #[derive(Debug)]
 pub(super) struct Monitor {
     userfault: Userfault,

@@ -56,7 +56,7 @@ impl Userfault {
         unsafe { self.descriptor.register(range.start()..range.end(), Modes::WRITE_PROTECT) }
     }
 
-    /// Asks for no more events about `range`. Where parts of it are unmapped or somebody else's, nothing is to be done.
+    /// Requests no more events about `range`. Parts of it that are unmapped or watched by others are ignored.
     pub(super) fn unwatch(&self, range: PageRange) {
         self.descriptor.unregister(range.start()..range.end());
     }

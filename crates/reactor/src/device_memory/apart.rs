@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// `IOPRIO_CLASS_BE`, shifted.
 const BEST_EFFORT: i32 = 2 << 13;
-/// Levels of the class to choose from; there are 0 to 7, and what nobody has set is 4.
+/// Levels of the class to choose from; there are 0 to 7, and the default is 4.
 const LEVELS: [i32; 5] = [3, 5, 6, 7, 2];
 /// So many are used in turn.
 const TURNS: usize = 3;

@@ -48,7 +48,7 @@ impl Epoll {
         }
     }
 
-    /// The kernel has an event for the descriptor at `index`; one for a wait that was cancelled is nobody's.
+    /// The kernel has an event for the descriptor at `index`; one for a cancelled wait is ignored.
     pub(super) fn descriptor_event(&mut self, index: u32, low_generation: u32) {
         let found = self.os.descriptors.find_by_low_generation(index, low_generation);
         if let Some(generation) = found.map(|(generation, _)| generation) {

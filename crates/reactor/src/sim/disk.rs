@@ -140,8 +140,8 @@ impl SimFile {
         self.lock().faults.push_back(fault);
     }
 
-    /// Writing out what is not durable yet fails: it is lost, and the kernel takes it for clean. Over each description
-    /// the next sync or durable write that ends is told, and nobody after.
+    /// Writing out what is not durable yet fails: it is lost, and the kernel takes it for clean. Over each description the next
+    /// sync or durable write that ends receives the error, and none after it.
     pub fn fail_writeback(&self, error: Errno) {
         let mut state = self.lock();
         let version = state.version;

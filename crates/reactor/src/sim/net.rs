@@ -341,7 +341,7 @@ impl Inner {
         }
     }
 
-    /// An operation of a stream or listener is over: nobody waits for it any more.
+    /// An operation of a stream or listener has ended: it is no longer waited for.
     pub(super) fn forget_stream_op(&mut self, id: u64, op: u64) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let socket = match node.ops.get(&op).map(|op| &op.work) {

@@ -41,7 +41,7 @@ impl Uring {
         self.push(opcode::PollAdd::new(Fd(raw), libc::POLLIN as u32).build(), data);
     }
 
-    /// The poll has ended. One that nobody here cancelled is submitted again: the thread has ended that had submitted it.
+    /// The poll has ended. One that was not cancelled here is submitted again: the thread that had submitted it has ended.
     pub(super) fn wait_ended(&mut self, data: u64, descriptor: Descriptor, outcome: Result<usize, Errno>) {
         let lost = outcome == Err(Errno::CANCELED);
         if let Some(slot) = self.slot_mut(data).filter(|slot| lost && !slot.cancelled)

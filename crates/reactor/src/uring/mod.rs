@@ -113,8 +113,8 @@ impl Uring {
         Ok(uring)
     }
 
-    /// A ring that several threads enter in turn. An operation belongs to the thread that submitted it also in the kernel, which
-    /// cancels it when that thread ends: nobody has asked for that, so it is submitted again, by whoever reaps.
+    /// A ring that several threads enter in turn. An operation belongs to the thread that submitted it also in the kernel,
+    /// which cancels it when that thread ends. That was not requested, so the reaping thread submits it again.
     pub(crate) fn open_for_threads() -> std::io::Result<Self> {
         Self::build(&mut IoUring::builder())
     }

@@ -77,7 +77,7 @@ pub enum Outcome {
     Missing = 3,
     /// It is where it was: pinned, shared with a child, or its mapping is being changed.
     Stays = 4,
-    /// It is where it was, in a mapping that nobody watches: a touch would not be told.
+    /// It is where it was, in a mapping that is not watched: a touch would not be reported.
     Unwatched = 5,
 }
 

@@ -73,7 +73,7 @@ fn a_session_can_be_closed_while_it_ends() {
     assert_eq!((shared.sessions.len(), shared.endings.len()), (0, 0));
 }
 
-/// Whoever may connect can come and go as often as he likes.
+/// A peer that may connect can connect and leave as often as it likes.
 #[test]
 fn strangers_who_come_and_go_push_out_no_message_of_others() {
     let mut shared = Shared::default();

@@ -84,8 +84,8 @@ pub enum Event {
     Down(ConnectionId, Down),
 }
 
-/// A message, or a write of a put, that the peer has, and how long that took. A short message that nobody waits for counts
-/// as there when it was handed over to the device, with its bytes.
+/// A message, or a write of a put, that the peer has, and how long that took. A short message that is not waited for counts as
+/// there when it was handed over to the device, with its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Went {
     /// How many.

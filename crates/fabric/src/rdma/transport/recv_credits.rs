@@ -30,7 +30,7 @@ pub(super) struct RecvCredits {
     max: u32,
     /// Promised to peers.
     reserved: u32,
-    /// Those whose memory is out: posted, lost, or in the hands of whoever deals with their message.
+    /// Those whose memory is out: posted, lost, or held while their message is handled.
     out: u32,
     /// The number of the next that is posted.
     next: u64,

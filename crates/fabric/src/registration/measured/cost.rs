@@ -28,7 +28,7 @@ pub struct Cost {
     pub evict: Duration,
     /// To unmap it while a cache has it.
     pub unmap_cached: Duration,
-    /// To unmap it where nobody watches.
+    /// To unmap it without a watch.
     pub unmap: Duration,
 }
 

@@ -18,7 +18,7 @@ pub(super) struct SendRing(PinnedBuffers);
 pub(super) enum Event {
     /// The kernel has taken the bytes: the next send keeps the order.
     Taken(u64),
-    /// Nobody reads the memory any more.
+    /// Nothing reads the memory any more.
     Free(u64),
 }
 

@@ -59,7 +59,7 @@ pub struct FileSender {
     /// Registered once, for [`Way::Static`] and [`Way::Unregistered`].
     fixed: Memory,
     cache: RegistrationCache<SendRing>,
-    /// Of the next send: what an earlier run left in the ring is nobody's.
+    /// Of the next send: completions of an earlier run are ignored.
     next_tag: Cell<u64>,
 }
 

@@ -49,13 +49,13 @@ pub enum CloseReason {
     /// The client broke the protocol before it had chosen an export.
     #[error("handshake: {0}")]
     Handshake(#[from] HandshakeError),
-    /// TLS failed: no certificate that both sides accept, or somebody on the way.
+    /// TLS failed: no certificate that both sides accept, or an attacker on the path.
     #[error("TLS: {0}")]
     Tls(#[from] TlsError),
     /// The client asked for what is served over TLS only, on a connection without.
     #[error("the client did not use TLS, which is required here; give it certificates (nbds://, tls-creds)")]
     PlainRefused,
-    /// Plain bytes came behind STARTTLS: from a client that does not wait for the answer, or from somebody on the way.
+    /// Plain bytes followed STARTTLS: from a client that does not wait for the answer, or from an attacker on the path.
     #[error("unencrypted bytes followed STARTTLS before TLS began; they may have been injected on the network path")]
     EarlyBytes,
     /// The client took too long for its handshake.

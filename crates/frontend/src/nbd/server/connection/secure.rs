@@ -35,7 +35,7 @@ impl Connection {
         false
     }
 
-    /// The stream ended: by TLS's own word, or somebody may have cut it.
+    /// The stream ended: by close_notify, or an attacker may have cut it.
     pub(in crate::nbd::server) fn hung_up(&mut self) {
         match self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up()) {
             Ok(()) => self.at_end_of_stream(),
