@@ -242,7 +242,8 @@ extern "C" {
 // Joins the job that this process was started for, and waits for its other processes; once in a process. Reports on standard
 // error why it failed. End it with `byway_dsm_finish`.
 //
-// # Safety `job` is writable.
+// # Safety
+// `job` is writable.
 int byway_dsm_init(struct byway_dsm_job **job);
 
 // This process's number, from 0; negative if `job` is null.

@@ -52,7 +52,8 @@ impl From<CallError> for Code {
 
 /// A name of C's.
 ///
-/// # Safety `text` is null or ends with a zero byte, and does not change during the call.
+/// # Safety
+/// `text` is null or ends with a zero byte, and does not change during the call.
 unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
     if text.is_null() {
         return Err(Code(BYWAY_E_INVALID));
@@ -64,7 +65,8 @@ unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
 /// Joins the job that this process was started for, and waits for its other processes; once in a process. Reports on standard
 /// error why it failed. End it with `byway_dsm_finish`.
 ///
-/// # Safety `job` is writable.
+/// # Safety
+/// `job` is writable.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_dsm_init(job: *mut *mut byway_dsm_job) -> c_int {
     guard(|| {

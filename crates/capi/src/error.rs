@@ -153,7 +153,8 @@ impl From<std::io::Error> for Code {
 
 /// A handle that C has given back to us for a call.
 ///
-/// # Safety Null, or an object that this library returned and that was not freed.
+/// # Safety
+/// Null, or an object that this library returned and that was not freed.
 pub(crate) unsafe fn borrow<'a, T>(handle: *const T) -> Result<&'a T, Code> {
     // SAFETY: by the caller's word it is null or points to a value of ours that lives for the call.
     unsafe { handle.as_ref() }.ok_or(Code(BYWAY_E_INVALID))
@@ -181,7 +182,8 @@ impl<T> Place<T> {
 
 /// Bytes of C's.
 ///
-/// # Safety `bytes` has `len` bytes that do not change during the call; it may be anything if `len` is 0.
+/// # Safety
+/// `bytes` has `len` bytes that do not change during the call; it may be anything if `len` is 0.
 pub(crate) unsafe fn slice<'a, T>(bytes: *const T, len: usize) -> Result<&'a [T], Code> {
     if len == 0 {
         return Ok(&[]);

@@ -103,8 +103,9 @@ impl FramePool {
     /// to move bytes to and from. Reading them with the CPU is slow, since they are not cached; once the device is removed
     /// it ends the process (`SIGBUS`), where the kernel answers `EFAULT`.
     ///
-    /// # Safety `base` is the start of a shared mapping for reading and writing of `bytes`, a multiple of [`FRAME_BYTES_MAX`],
-    /// which no other code uses or unmaps.
+    /// # Safety
+    /// `base` is the start of a shared mapping for reading and writing of `bytes`, a multiple of [`FRAME_BYTES_MAX`], which no
+    /// other code uses or unmaps.
     pub(crate) unsafe fn of_device(base: NonNull<u8>, bytes: usize) -> Self {
         // SAFETY: by the caller's word.
         Self::over(unsafe { Region::of_mapping(base, bytes) }, None, true)

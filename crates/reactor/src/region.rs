@@ -120,7 +120,8 @@ impl Region {
 
     /// Takes over a mapping that was made elsewhere.
     ///
-    /// # Safety `base` is the start of a mapping for reading and writing of `bytes`, which no other code uses or unmaps.
+    /// # Safety
+    /// `base` is the start of a mapping for reading and writing of `bytes`, which no other code uses or unmaps.
     pub(crate) unsafe fn of_mapping(base: NonNull<u8>, bytes: usize) -> Self {
         Self { base, bytes }
     }

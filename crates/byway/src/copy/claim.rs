@@ -41,7 +41,8 @@ impl Claim {
 
     /// Makes a file where nothing was, and claims it.
     ///
-    /// # Errors See [`ClaimError`]; `InUse` if another process has created and filled one meanwhile.
+    /// # Errors
+    /// See [`ClaimError`]; `InUse` if another process has created and filled one meanwhile.
     pub fn made(path: &Path) -> Result<Self, ClaimError> {
         let claim = Self::open(path, true)?;
         sync_folder(path)?;

@@ -65,7 +65,8 @@ impl Node {
 
     /// Connects over TLS, and waits for it.
     ///
-    /// # Errors As for [`Node::connect`]; the peer has another identity than expected, or refuses this node.
+    /// # Errors
+    /// As for [`Node::connect`]; the peer has another identity than expected, or refuses this node.
     pub fn connect_secure(
         &self,
         address: &Address,
@@ -87,7 +88,8 @@ impl Node {
 
     /// Connects, and waits for it.
     ///
-    /// # Errors No node listens there, or none that drives its loop before the deadline: then nothing of the connection stays.
+    /// # Errors
+    /// No node listens there, or none that drives its loop before the deadline: then nothing of the connection stays.
     pub fn connect(&self, address: &Address, deadline: impl Into<Deadline>) -> Result<Session, NodeError> {
         session(self.start_connect(address)?.wait_or_call_off(deadline)??)
     }

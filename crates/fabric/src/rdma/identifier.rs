@@ -86,7 +86,8 @@ impl RawIdentifier {
 
     /// That of a connect request.
     ///
-    /// # Safety It is live, on that channel, and has no other owner.
+    /// # Safety
+    /// It is live, on that channel, and has no other owner.
     pub(super) unsafe fn of_request(raw: NonNull<CmId>, channel: &Arc<RawChannel>) -> Self {
         Self { raw, channel: Arc::clone(channel) }
     }
