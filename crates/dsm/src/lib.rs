@@ -26,9 +26,10 @@
 //! ```
 //!
 //! # What a program may rely on
-//! Loads and stores of all processes have one order, as on one machine. The effects of x86 store buffers between
-//! two threads also appear between two processes, and fences and locked instructions order them in the same way. A job is fail-stop: when a process
-//! ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one reports this on standard error and exits with status [`EXIT_JOB_ENDED`].
+//! Loads and stores of all processes have one order, as on one machine. The effects of x86 store buffers between two threads
+//! also appear between two processes, and fences and locked instructions order them in the same way. A job is fail-stop: when a
+//! process ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one reports this on standard error and
+//! exits with status [`EXIT_JOB_ENDED`].
 
 mod area;
 mod call;

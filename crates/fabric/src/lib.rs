@@ -52,9 +52,9 @@
 //! - [`node`] is for programs: handles that threads share, operations with several ways to wait, no threads and no runtime of the
 //!   library. The crate `byway-rpc` adds calls, and there is a C interface. `examples/echo.rs` and `examples/remote_memory.rs` run.
 //! - [`Fabric`] is for event loops: it drives the sessions of one loop over any backend of the
-//!   [`Reactor`](byway_reactor::Reactor). Small messages travel in batches on a session's control lane; large payloads on bulk lanes, from the
-//!   sender's memory straight into the [window](windows) that the receiver opened. The pure parts ([`wire`], [`session`], [`windows`])
-//!   use no socket and no clock. [`Deficit`] shares scarce resources between sessions.
+//!   [`Reactor`](byway_reactor::Reactor). Small messages travel in batches on a session's control lane; large payloads on bulk
+//!   lanes, from the sender's memory straight into the [window](windows) that the receiver opened. The pure parts ([`wire`],
+//!   [`session`], [`windows`]) use no socket and no clock. [`Deficit`] shares scarce resources between sessions.
 //! - [`registration`] keeps memory registered with devices between uses.
 //! - [`access`] says which clients may use a resource, by their identity as proved by TLS and the transport.
 //! - [`limits`] has every bound, and what happens at it.

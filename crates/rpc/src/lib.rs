@@ -44,8 +44,8 @@
 //! # }
 //! ```
 //!
-//! [`node`] is for programs, on the protocol machine in [`session`]. [`Node::feedback`](byway_fabric::node::Node::feedback) helps to choose
-//! between several nodes. `examples/file_server.rs` is a server in a hundred lines.
+//! [`node`] is for programs, on the protocol machine in [`session`]. [`Node::feedback`](byway_fabric::node::Node::feedback)
+//! helps to choose between several nodes. `examples/file_server.rs` is a server in a hundred lines.
 //!
 //! [`session`] is also for event loops that drive a [`Fabric`](byway_fabric::Fabric) themselves, as servers of volumes and
 //! their clients do; [`message`] has the wire format.

@@ -5,9 +5,10 @@
 //! calls [`Node::progress`] neither sends nor receives, and its peers can only fill its kernel buffers.
 //!
 //! Every request is an [`Op`], which ends exactly once: wait for it, for the first of several ([`Node::wait_any`]), add it to a
-//! [`Group`] that threads share, or poll. Messages ([`Node::send`]) need credit, which bounds the messages that the peer's program has not received. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us ([`Node::put`],
-//! [`Node::get`], and of several ranges of one window [`Node::get_ranges`], [`Node::put_ranges`]), or between those windows and a
-//! slice of the caller, which then waits ([`Node::get_into`], [`Node::put_from`]).
+//! [`Group`] that threads share, or poll. Messages ([`Node::send`]) need credit, which bounds the messages that the peer's
+//! program has not received. Bytes of any length go between [`Memory`] and the [`Window`]s that the peer has opened to us
+//! ([`Node::put`], [`Node::get`], and of several ranges of one window [`Node::get_ranges`], [`Node::put_ranges`]), or between
+//! those windows and a slice of the caller, which then waits ([`Node::get_into`], [`Node::put_from`]).
 //!
 //! Memory is private ([`Node::register`]), can be lent to peers on the same host, which then copy directly
 //! ([`Node::register_shared`]), or is the caller's own file in memory ([`Node::register_file`]). A window is for one peer, and open

@@ -1,8 +1,8 @@
 //! The server's transmission phase: requests out of bytes.
 //!
-//! [`Transmission::parse`] takes one header off the front of the received bytes. It keeps nothing and allocates nothing, so a driver can walk over a receive buffer with many
-//! requests in it. A write's payload follows its header, and the driver moves it. The answers are
-//! written with [`super::reply::Replies`].
+//! [`Transmission::parse`] takes one header off the front of the received bytes. It keeps nothing and allocates nothing, so a
+//! driver can walk over a receive buffer with many requests in it. A write's payload follows its header, and the driver moves
+//! it. The answers are written with [`super::reply::Replies`].
 
 use zerocopy::FromBytes;
 

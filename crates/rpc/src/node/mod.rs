@@ -1,10 +1,10 @@
 //! Calls for programs: on a [`Node`], from any thread, with its operations and its ways of waiting.
 //!
 //! [`Rpc::call`] is an operation that ends with the answer. A server takes calls with [`Rpc::next_call`]; each comes with a
-//! [`Token`], the right to answer it. Before it answers, the server reads from and writes to the windows that the call names, in any
-//! order, with the node's own gets and puts. Or it [delegates](Token::delegate) the call to a third node with a
-//! continuation, which has all that the third node needs to continue. That node answers the caller over their own session if they have
-//! one, otherwise through the server.
+//! [`Token`], the right to answer it. Before it answers, the server reads from and writes to the windows that the call names,
+//! in any order, with the node's own gets and puts. Or it [delegates](Token::delegate) the call to a third node with a
+//! continuation, which has all that the third node needs to continue. That node answers the caller over their own session if
+//! they have one, otherwise through the server.
 //!
 //! ```
 //! use byway_fabric::node::{Deadline, NodeOptions, parse_address};
