@@ -27,7 +27,7 @@ use rustls::pki_types::CertificateDer;
 pub use self::cidr::{Cidr, CidrError};
 use crate::limits::{ACCESS_ENTRIES_MAX, ACCESS_NAME_BYTES_MAX};
 
-/// What a client may do with a resource.
+/// A client's right to a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Right {
     /// Read it, and all that changes nothing.
@@ -48,7 +48,7 @@ pub enum Origin {
     Address(IpAddr),
 }
 
-/// What is known of the peer at the other end of a connection. Cloning shares the names.
+/// The identity of a connection's peer, as proved by TLS and transport. Cloning shares the names.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Identity {
     names: Arc<[String]>,
@@ -154,7 +154,7 @@ impl Access {
         self.entries.iter().any(|entry| matches!(entry.client, Client::Name(_)))
     }
 
-    /// What `client` may do; `None`: nothing, and it is not to learn that the resource exists.
+    /// The right of `client`; `None`: no right, and the client must not learn that the resource exists.
     pub fn right(&self, client: &Identity) -> Option<Right> {
         if self.is_open() {
             return Some(Right::Write);

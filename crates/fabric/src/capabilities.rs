@@ -8,7 +8,7 @@ use byway_reactor::{Address, Reactor, Socket};
 
 use crate::limits::RDMA_SEGMENTS_MAX;
 
-/// What carries a session.
+/// The transport of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum WireKind {
@@ -81,12 +81,12 @@ impl OneSided {
     }
 }
 
-/// What the wire of a session can do. The same for both ends, but for [`zero_copy_send`](Self::zero_copy_send).
+/// The capabilities of a session's transport. The same for both ends, except [`zero_copy_send`](Self::zero_copy_send).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and callers choose by it")]
 pub struct Capabilities {
-    /// What carries the session.
+    /// The session's transport.
     pub wire: WireKind,
     /// Whether all of it goes through TLS.
     pub secure: bool,

@@ -5,7 +5,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 use crate::windows::WindowKey;
 
-/// What a peer may do with a window.
+/// A peer's rights to a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rights {
     /// Write into it.
@@ -56,7 +56,7 @@ impl Descriptor {
         self.len() == 0
     }
 
-    /// What may be done with it.
+    /// The rights to it.
     pub fn rights(&self) -> Rights {
         Rights { put: self.put.get() != 0, get: self.get.get() != 0 }
     }

@@ -20,7 +20,7 @@ pub const STALL_TIME_MIN: Duration = Duration::from_millis(1);
 /// Classes of a [`Histogram`]: the first is under 2 us, each next one twice as long, the last has no end (over 0.5 s).
 pub const DELAY_CLASSES: usize = 20;
 
-/// What something waited for.
+/// The cause of a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stall {
     /// A request, for frames.
@@ -152,7 +152,7 @@ impl Flow {
     }
 }
 
-/// What is measured of a session, or of all sessions of a fabric together.
+/// Measurements of a session, or of all sessions of a fabric together.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Feedback {
@@ -237,7 +237,7 @@ impl Meter {
     }
 }
 
-/// What counts for all sessions that a fabric ever had.
+/// Counters of all sessions that a fabric ever had.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Delays {
     /// From a request's arrival to the start of its transfer, of those that could not start at once.

@@ -20,7 +20,7 @@ use crate::wire::{Header, Hello};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoopId(usize);
 
-/// What a claim came to.
+/// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
     /// The session may start.

@@ -125,7 +125,7 @@ pub enum PayloadChecksum {
     Required,
 }
 
-/// What a side brings to a handshake.
+/// A side's parameters for the handshake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
     /// Payload checksums.
@@ -138,7 +138,7 @@ pub struct Terms {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientId(pub [u8; 16]);
 
-/// What a session's client says of it.
+/// A session as its client describes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// The client; the same over all its sessions.
@@ -149,7 +149,7 @@ pub struct Identity {
     pub nonce: [u8; 16],
 }
 
-/// What was agreed.
+/// The negotiated parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Agreed {
     /// Feature bits.
@@ -298,7 +298,7 @@ pub struct Liveness {
     expects_reply: bool,
 }
 
-/// What to do about a peer.
+/// The action for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Health {
     /// Nothing.

@@ -69,7 +69,7 @@ struct Setup {
     verifier: Option<Arc<dyn ClientCertVerifier>>,
 }
 
-/// What a listener does about TLS.
+/// A listener's TLS mode.
 #[derive(Clone, Debug, Default)]
 pub enum ServerTls {
     /// It has none.

@@ -71,7 +71,7 @@ pub enum OpenError {
     Rdma(RdmaError),
 }
 
-/// What became of a window that was closed.
+/// The state of a closed window.
 #[derive(Debug)]
 pub enum Closed {
     /// It was not open.
@@ -84,7 +84,7 @@ pub enum Closed {
     WhenReceived,
 }
 
-/// What [`Windows::give_back`] did with the frame.
+/// The effect of [`Windows::give_back`] on the frame.
 #[derive(Debug)]
 pub enum GivenBack {
     /// It lies in its window again.

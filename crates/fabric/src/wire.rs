@@ -33,7 +33,7 @@ pub const FLAG_PLACED: u8 = 4;
 /// Header flag: a token of a delegated call is in the body of a `Data`, or at the start of the payload of a `Call` or `Reply`.
 pub const FLAG_TOKEN: u8 = 8;
 
-/// What a message is.
+/// The kind of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -129,7 +129,7 @@ pub struct Header {
     pub window_offset: U64,
     /// The server process; 0 from a client.
     pub instance: U64,
-    /// What the layer above says.
+    /// The body of the layer above.
     pub body: [u8; BODY_BYTES],
 }
 
@@ -199,9 +199,9 @@ pub enum HeaderError {
     /// A message was lost, repeated or made up.
     #[error("message {got} came where {expected} was expected")]
     Sequence {
-        /// What should have come.
+        /// The expected value.
         expected: u64,
-        /// What came.
+        /// The received value.
         got: u64,
     },
 }

@@ -101,7 +101,7 @@ pub struct ProtocolsBody {
     pub reserved: [u8; 54],
 }
 
-/// What the sender of a `Protocols` speaks.
+/// The protocols that the sender of a `Protocols` supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ProtocolEntry {

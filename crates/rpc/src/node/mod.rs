@@ -53,7 +53,7 @@ use crate::protocol::CALLS_VOLUMES;
 pub use crate::protocol::{PROGRAM, VOLUMES};
 use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Outbound, Spoken};
 
-/// What a caller asks.
+/// A caller's request.
 #[derive(Clone, Copy, Debug)]
 pub struct Call<'a> {
     /// The protocol: [`PROGRAM`], [`VOLUMES`], or another that the node was opened for ([`Rpc::open_for`]).
@@ -100,10 +100,10 @@ impl Reply {
     }
 }
 
-/// What a node counts of its calls.
+/// A node's counters of its calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RpcCounters {
-    /// What the call protocol counts.
+    /// The call protocol's counters.
     pub protocol: CallCounters,
     /// Calls that have not ended, waiting ones included.
     pub calls: usize,
@@ -221,7 +221,7 @@ impl Rpc {
         lock(&self.tables)
     }
 
-    /// What the node counts of its calls.
+    /// The node's counters of its calls.
     ///
     /// # Errors
     /// `Forked`: in a child of the process that opened the node.

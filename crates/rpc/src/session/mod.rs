@@ -53,7 +53,7 @@ pub struct CallId {
     pub call: u64,
 }
 
-/// What a callee says.
+/// A callee's answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// 0 for success, below [`Status::FIRST`] the protocol's own, else a [`Status`].
@@ -64,7 +64,7 @@ pub struct Answer {
     pub result: Inline,
 }
 
-/// What a call or notice asks for.
+/// The request of a call or notice.
 #[derive(Clone, Copy, Debug)]
 pub struct Ask<'a> {
     /// The protocol.
@@ -100,7 +100,7 @@ pub struct Incomer<'a> {
     pub payload: &'a [u8],
 }
 
-/// What a message means for the driver.
+/// The consequence of a message for the driver.
 #[derive(Debug)]
 pub enum Event<'a, C> {
     /// Nothing.

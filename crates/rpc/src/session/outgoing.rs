@@ -45,7 +45,7 @@ pub(super) struct Outgoing<C> {
     deadlines: BinaryHeap<Reverse<(Instant, Slot<Pending<C>>)>>,
 }
 
-/// What a message does to a call.
+/// The effect of a message on a call.
 #[derive(Debug)]
 pub(super) struct Progress<C> {
     /// The call has ended for its caller.

@@ -6,18 +6,18 @@ use super::Breach;
 use crate::limits::PROTOCOLS_MAX;
 use crate::message::{ProtocolEntry, Status};
 
-/// What this node speaks of one protocol.
+/// This node's part in one protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spoken {
     /// The protocol.
     pub protocol: u8,
     /// Oldest and newest version.
     pub versions: (u16, u16),
-    /// What a peer may have under way here; `None` where this node calls and does not serve.
+    /// The calls that a peer may have in flight here; `None` if this node calls and does not serve.
     pub grant: Option<Grant>,
 }
 
-/// What a peer may have under way at this node, in one protocol.
+/// The calls that a peer may have in flight at this node, in one protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Grant {
     /// Calls in flight.
