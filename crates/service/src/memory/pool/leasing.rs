@@ -225,12 +225,7 @@ impl Pool {
         if self.leasing.asked.is_some() || !std::mem::take(&mut self.leasing.is_due) {
             return;
         }
-        let holders = |number: &u32| {
-            let copies = &self.slabs[*number as usize].copies;
-            (*number, copies.iter().map(|copy| copy.lease.lender).collect::<Vec<_>>())
-        };
-        let mut short = self.short.iter().map(holders);
-        let replaced = short.find_map(|(number, holders)| Some((number, self.choose(&holders, now)?)));
+        let replaced = self.short.iter().find_map(|number| Some((*number, self.choose_for(*number, now)?)));
         if let Some((number, lender)) = replaced {
             return self.ask_lease(lender, Purpose::Replace(number));
         }
@@ -254,6 +249,15 @@ impl Pool {
         self.leasing.asked = Some(purpose);
         let op = self.begin(OpKind::Lease, Some(lender));
         self.actions.push_back(Action::Lease(op, lender));
+    }
+
+    /// A lender for another copy of a slab: one without a copy, or else one that takes its copy back. That one may have
+    /// memory again when the others are full.
+    fn choose_for(&self, number: u32, now: Instant) -> Option<usize> {
+        let copies = &self.slabs[number as usize].copies;
+        let all: Vec<usize> = copies.iter().map(|copy| copy.lease.lender).collect();
+        let lasting: Vec<usize> = copies.iter().filter(|copy| !copy.leaves).map(|copy| copy.lease.lender).collect();
+        self.choose(&all, now).or_else(|| self.choose(&lasting, now))
     }
 
     /// The lender with the fewest slabs, of those that can be asked and are not in the list.

@@ -107,9 +107,14 @@ impl Slab {
         self.copies.iter_mut().find(|copy| copy.lease == lease)
     }
 
-    /// Lenders that hold a page.
+    /// Lenders that hold a page. One that takes a copy back may have another: it counts once.
     pub(super) fn holders(&self, page: u32) -> usize {
-        self.copies.iter().filter(|copy| !copy.missing.has(page)).count()
+        let has = |lender: usize, copies: &[Copy]| {
+            copies.iter().any(|copy| copy.lease.lender == lender && !copy.missing.has(page))
+        };
+        let counts =
+            |(at, copy): &(usize, &Copy)| !copy.missing.has(page) && !has(copy.lease.lender, &self.copies[..*at]);
+        self.copies.iter().enumerate().filter(counts).count()
     }
 
     /// Lenders that hold the slab and go on doing so.

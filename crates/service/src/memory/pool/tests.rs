@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::limits::{LENDER_PAUSE, RENEW_EVERY};
+use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, RENEW_EVERY};
 
 const PLACES: u32 = 8;
 const FRAMES: u32 = 100;
@@ -126,6 +126,35 @@ fn a_put_waits_for_the_copy_of_its_place() {
     let [Action::Put(put, FRAMES, ..)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(put, Ok(0), rig.now);
     let [Action::Put(_, 2, ..), Action::Put(_, 2, ..)] = rig.actions()[..] else { panic!() };
+}
+
+#[test]
+fn a_lender_that_takes_a_slab_back_may_lend_another_later_and_counts_once() {
+    let mut rig = Rig::new(Class::Mirror, 2);
+    rig.put(1, 0, 10);
+    rig.now = rig.now + RENEW_EVERY;
+    rig.pool.tick(rig.now);
+    let [Action::Renew(first, 0), Action::Renew(second, 1)] = rig.actions()[..] else { panic!() };
+    rig.pool.renewed(first, Ok(vec![1]), rig.now);
+    rig.pool.renewed(second, Ok(Vec::new()), rig.now);
+    assert_eq!(rig.lease_all(), [], "it is short of memory, and the other has a copy");
+    assert_eq!(rig.told(), [Told::Rests(0, true)]);
+    rig.now = rig.now + LENDER_SILENCE_MAX;
+    rig.pool.tick(rig.now);
+    let mut actions = rig.actions();
+    let Some(Action::Lease(op, 0)) = actions.pop() else { panic!("{actions:?}") };
+    rig.pool.leased(op, Ok(9), rig.now);
+    assert_eq!(rig.told(), [Told::Rests(0, false)]);
+    // Both of its slabs have the page, and the other lender fails.
+    rig.pool.put(2, Place::new(0, 1), 11);
+    let mut puts = rig.actions();
+    puts.retain(|action| matches!(action, Action::Put(..)));
+    assert_eq!(puts.len(), 3);
+    for action in puts {
+        let Action::Put(op, _, lease, _) = action else { panic!("{action:?}") };
+        rig.pool.ended(op, if lease.lender == 0 { Ok(0) } else { Err(Failure::Refused) }, rig.now);
+    }
+    assert_eq!(rig.told(), [Told::Rests(0, true), Told::Put(2, PutEnd::Elsewhere)], "one lender has it");
 }
 
 #[test]
