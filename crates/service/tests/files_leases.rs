@@ -134,7 +134,7 @@ struct Progress {
 }
 
 fn long() -> Duration {
-    Duration::from_secs(if std::env::var_os("BYWAY_LONG").is_some() { 3600 } else { 3 })
+    Duration::from_secs(if std::env::var_os("BYWAY_LONG").is_some() { 600 } else { 3 })
 }
 
 #[test]
