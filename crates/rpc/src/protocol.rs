@@ -20,8 +20,8 @@ pub const MEMORY_VERSIONS: (u16, u16) = (2, 2);
 /// The protocol of programs that need only one of their own.
 pub const PROGRAM: u8 = 16;
 
-/// The protocols of a program that calls servers of volumes.
+/// The entry of a program that calls servers of volumes.
 pub const CALLS_VOLUMES: Spoken = Spoken { protocol: VOLUMES, versions: VOLUMES_VERSIONS, grant: None };
 
-/// The protocols of a program that calls servers of files.
+/// The entry of a program that calls servers of files.
 pub const CALLS_FILES: Spoken = Spoken { protocol: FILES, versions: FILES_VERSIONS, grant: None };
