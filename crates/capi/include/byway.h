@@ -351,8 +351,7 @@ int byway_accept(const struct byway_node *node, int64_t timeout_ms, uint64_t *se
 //
 // # Safety
 // `node` is a node.
-int byway_session_close(const struct byway_node *node,
-                        uint64_t session);
+int byway_session_close(const struct byway_node *node, uint64_t session);
 
 // A descriptor that is readable when `byway_progress` should be called. It belongs to the node: do not close it.
 //
@@ -503,7 +502,8 @@ void byway_op_free(struct byway_op *op);
 //
 // # Safety
 // `message` is a message; `bytes` can be written.
-int byway_message_header(const struct byway_message *message, const uint8_t **bytes);
+int byway_message_header(const struct byway_message *message,
+                         const uint8_t **bytes);
 
 // Writes the start of a message's payload to `*bytes`, and returns its number of bytes. Valid until the message is freed.
 //
@@ -604,7 +604,8 @@ int byway_request_arguments(const struct byway_request *request,
 //
 // # Safety
 // `request` is a request; `bytes` can be written.
-int byway_request_payload(const struct byway_request *request, const uint8_t **bytes);
+int byway_request_payload(const struct byway_request *request,
+                          const uint8_t **bytes);
 
 // Writes the start of the descriptors of a call's windows, 32 bytes each, to `*bytes`, and returns the number of windows.
 // Valid as long as the arguments.
