@@ -24,7 +24,7 @@ pub fn ignore_file_size_signal() {
 
 /// Memory of a frame that a call reads from or writes to, for as long as its operation's slot keeps the frame.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Memory {
+pub(crate) struct RawBuffer {
     pub(crate) ptr: *mut u8,
     pub(crate) len: usize,
 }
@@ -33,7 +33,7 @@ pub(crate) struct Memory {
 ///
 /// # Safety
 /// `memory` is valid for writes of its length during the call and nobody else touches it.
-pub(crate) unsafe fn read(fd: BorrowedFd<'_>, memory: Memory, offset: u64) -> Result<usize, Errno> {
+pub(crate) unsafe fn read(fd: BorrowedFd<'_>, memory: RawBuffer, offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < memory.len {
         // SAFETY: the rest of `memory` is valid, by the caller's word.
@@ -56,7 +56,7 @@ pub(crate) unsafe fn read(fd: BorrowedFd<'_>, memory: Memory, offset: u64) -> Re
 ///
 /// # Safety
 /// `memory` is valid for reads of its length during the call.
-pub(crate) unsafe fn write(fd: BorrowedFd<'_>, memory: Memory, offset: u64, durable: bool) -> Result<usize, Errno> {
+pub(crate) unsafe fn write(fd: BorrowedFd<'_>, memory: RawBuffer, offset: u64, durable: bool) -> Result<usize, Errno> {
     let mut done = 0;
     while done < memory.len {
         // SAFETY: the rest of `memory` is valid, by the caller's word.
@@ -80,7 +80,7 @@ pub(crate) unsafe fn write(fd: BorrowedFd<'_>, memory: Memory, offset: u64, dura
 ///
 /// # Safety
 /// `memory` is valid for reads of its length during the call.
-pub(crate) unsafe fn write_once(fd: BorrowedFd<'_>, memory: Memory, at: WriteAt) -> Result<usize, Errno> {
+pub(crate) unsafe fn write_once(fd: BorrowedFd<'_>, memory: RawBuffer, at: WriteAt) -> Result<usize, Errno> {
     let (offset, flags) = at.offset_and_flags();
     let iov = libc::iovec { iov_base: memory.ptr.cast(), iov_len: memory.len };
     loop {
@@ -141,7 +141,7 @@ fn allocate_blocks(fd: BorrowedFd<'_>, mode: Allocate, offset: u64, len: u64) ->
 /// Writes less than a block.
 fn write_zeroes(fd: BorrowedFd<'_>, start: u64, end: u64) -> Result<(), Errno> {
     let mut zeroes = vec![0; (end - start) as usize];
-    let memory = Memory { ptr: zeroes.as_mut_ptr(), len: zeroes.len() };
+    let memory = RawBuffer { ptr: zeroes.as_mut_ptr(), len: zeroes.len() };
     // SAFETY: the memory is the vector's, which outlives the call.
     unsafe { write(fd, memory, start, false) }.map(|_| ())
 }

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::map::Mapping;
+use crate::file_map::FileMap;
 use crate::sim::SimFile;
 
 /// How a file is opened.
@@ -46,7 +46,7 @@ pub(crate) struct OsFile {
     pub(crate) write_by_worker: bool,
     /// A block device: zeroes and discards whole blocks, and cannot tell its holes.
     pub(crate) device: bool,
-    pub(crate) map: Option<Mapping>,
+    pub(crate) map: Option<FileMap>,
 }
 
 /// `TMPFS_MAGIC` of `statfs(2)`.
@@ -97,7 +97,7 @@ impl OpenFile {
         let in_memory = !device && rustix::fs::fstatfs(&fd)?.f_type as i64 == TMPFS_MAGIC;
         let writable = in_memory && !options.read_only;
         let map = options.map && !options.direct && len > 0;
-        let map = map.then(|| Mapping::new(fd.as_fd(), len, writable)).transpose()?;
+        let map = map.then(|| FileMap::new(fd.as_fd(), len, writable)).transpose()?;
         let write_by_worker = in_memory && options.write_by_worker;
         let backing = Backing::Os(OsFile { fd, in_memory, write_by_worker, device, map });
         Ok(Self { backing, len, block_bytes, options })

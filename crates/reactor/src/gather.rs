@@ -11,7 +11,7 @@ pub(crate) enum Segment {
     /// `heads[start..start + len]`.
     Head { start: u32, len: u32 },
     /// A frame's bytes.
-    Frame { frame: Held, start: usize, len: usize },
+    Frame { frame: FrameRef, start: usize, len: usize },
     /// A mapped file's bytes, not copied in user space.
     Map { file: File, offset: u64, len: usize },
     /// Zeroes.
@@ -20,12 +20,12 @@ pub(crate) enum Segment {
 
 /// A frame that a send keeps: its own, or one that others read too.
 #[derive(Debug)]
-pub(crate) enum Held {
+pub(crate) enum FrameRef {
     Own(Frame),
     Shared(Rc<Frame>),
 }
 
-impl Held {
+impl FrameRef {
     /// The frame.
     pub(crate) fn frame(&self) -> &Frame {
         match self {
@@ -93,7 +93,7 @@ impl Segment {
     /// Bytes of the frame that comes back to its pool with the segment.
     fn own_frame_bytes(&self) -> usize {
         match self {
-            Self::Frame { frame: Held::Own(frame), .. } => frame.capacity(),
+            Self::Frame { frame: FrameRef::Own(frame), .. } => frame.capacity(),
             _ => 0,
         }
     }
@@ -185,7 +185,7 @@ impl Gather {
         if len > 0 {
             self.len += len;
             self.frame_bytes += frame.capacity();
-            let frame = Held::Own(frame);
+            let frame = FrameRef::Own(frame);
             self.segments.push(Segment::Frame { frame, start, len });
         }
     }
@@ -195,7 +195,7 @@ impl Gather {
         assert!(start + len <= frame.len(), "range within the frame");
         if len > 0 {
             self.len += len;
-            let frame = Held::Shared(frame);
+            let frame = FrameRef::Shared(frame);
             self.segments.push(Segment::Frame { frame, start, len });
         }
     }
@@ -323,8 +323,8 @@ impl Gather {
     /// Whether `is_fine` says so of each frame.
     pub fn all_frames(&self, mut is_fine: impl FnMut(&Frame) -> bool) -> bool {
         self.segments.iter().all(|segment| match segment {
-            Segment::Frame { frame: Held::Own(frame), .. } => is_fine(frame),
-            Segment::Frame { frame: Held::Shared(frame), .. } => is_fine(frame),
+            Segment::Frame { frame: FrameRef::Own(frame), .. } => is_fine(frame),
+            Segment::Frame { frame: FrameRef::Shared(frame), .. } => is_fine(frame),
             Segment::Head { .. } | Segment::Map { .. } | Segment::Zero { .. } => true,
         })
     }
@@ -334,8 +334,8 @@ impl Gather {
         for segment in self.segments.drain(..) {
             each(match segment {
                 Segment::Head { start, len } => Part::Bytes(&self.heads[start as usize..][..len as usize]),
-                Segment::Frame { frame: Held::Own(frame), start, len } => Part::Frame { frame, start, len },
-                Segment::Frame { frame: Held::Shared(frame), start, len } => Part::Shared { frame, start, len },
+                Segment::Frame { frame: FrameRef::Own(frame), start, len } => Part::Frame { frame, start, len },
+                Segment::Frame { frame: FrameRef::Shared(frame), start, len } => Part::Shared { frame, start, len },
                 Segment::Map { file, offset, len } => Part::Map { file, offset, len },
                 Segment::Zero { len } => Part::Zeroes(len),
             });

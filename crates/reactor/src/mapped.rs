@@ -282,7 +282,7 @@ mod tests {
         use std::os::fd::AsFd;
         let file = rustix::fs::memfd_create("here", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, 12_345).unwrap();
-        let mapping = crate::map::Mapping::new(file.as_fd(), 12_345, false).unwrap();
+        let mapping = crate::file_map::FileMap::new(file.as_fd(), 12_345, false).unwrap();
         let base = mapping.address(0, 1).unwrap() as usize;
         let len = 12_345_usize.next_multiple_of(page_size());
         assert_eq!(mappings().get(&base), Some(&len));

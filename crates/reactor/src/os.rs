@@ -8,7 +8,7 @@ use std::sync::Arc;
 use rustix::io::Errno;
 
 use crate::Instant;
-use crate::blocking::{self, Memory};
+use crate::blocking::{self, RawBuffer};
 use crate::counters::Counters;
 use crate::file::{Backing, OpenFile, OsFile};
 use crate::gather::{Gather, Segment};
@@ -289,7 +289,7 @@ impl Os {
     /// Reads at once, waiting for the device if a page is not in memory.
     pub(crate) fn read_now(&mut self, file: File, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
         let os = self.os_file(file)?;
-        let memory = Memory { ptr: into.as_mut_ptr(), len: into.len() };
+        let memory = RawBuffer { ptr: into.as_mut_ptr(), len: into.len() };
         // SAFETY: the slice is valid and ours alone during the call.
         let n = unsafe { blocking::read(os.fd(), memory, offset)? };
         self.counters.read_copied_bytes += n as u64;
@@ -302,7 +302,7 @@ impl Os {
         if !os.in_memory {
             return Err(Errno::AGAIN);
         }
-        let memory = Memory { ptr: bytes.as_ptr().cast_mut(), len: bytes.len() };
+        let memory = RawBuffer { ptr: bytes.as_ptr().cast_mut(), len: bytes.len() };
         // SAFETY: the slice is valid during the call, and a write only reads it.
         let n = unsafe { blocking::write(os.fd(), memory, offset, false)? };
         self.counters.written_copied_bytes += n as u64;
@@ -325,21 +325,21 @@ impl Os {
         }
         Ok(match op {
             Op::Read { offset, into, start, len, .. } => {
-                let memory = Memory { ptr: into.range(start, len), len };
+                let memory = RawBuffer { ptr: into.range(start, len), len };
                 // SAFETY: the frame is owned here and outlives the call.
                 let result = unsafe { blocking::read(os.fd(), memory, offset) };
                 self.counters.read_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
                 Outcome::Read { into, result }
             }
             Op::Write { offset, from, start, len, .. } => {
-                let memory = Memory { ptr: from.range(start, len), len };
+                let memory = RawBuffer { ptr: from.range(start, len), len };
                 // SAFETY: the frame is owned here and outlives the call.
                 let result = unsafe { blocking::write(os.fd(), memory, offset, false) };
                 self.counters.written_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;
                 Outcome::Written { from, result }
             }
             Op::WriteOnce { at, from, start, len, .. } => {
-                let memory = Memory { ptr: from.range(start, len), len };
+                let memory = RawBuffer { ptr: from.range(start, len), len };
                 // SAFETY: the frame is owned here and outlives the call.
                 let result = unsafe { blocking::write_once(os.fd(), memory, at) };
                 self.counters.written_copied_bytes += *result.as_ref().unwrap_or(&0) as u64;

@@ -53,7 +53,7 @@ pub struct Reactor {
     /// Completions that were reaped while a stream was given up.
     aside: Vec<Completion>,
     /// Turns since the kernel was asked.
-    link_turns: u32,
+    stream_turns: u32,
     /// When the last completions were reaped, and when the kernel was asked: as of the turn before.
     turned_at: Instant,
     asked_at: Instant,
@@ -120,9 +120,9 @@ macro_rules! context {
 mod arena;
 mod threads;
 
-/// Turns that the links over shared memory may have between two in which the kernel is asked: a busy link is not to keep a socket
+/// Turns that the streams over shared memory may have between two in which the kernel is asked: a busy stream is not to keep a socket
 /// waiting.
-const LINK_TURNS_MAX: u32 = 16;
+const STREAM_TURNS_MAX: u32 = 16;
 /// The same as a time: turns can be long.
 const LINK_TIME_MAX: Duration = Duration::from_micros(100);
 
@@ -191,7 +191,7 @@ impl Reactor {
             wait_policy: WaitPolicy::default(),
             shared: Shared::default(),
             aside: Vec::new(),
-            link_turns: 0,
+            stream_turns: 0,
             turned_at: Instant::ZERO,
             asked_at: Instant::ZERO,
         }
@@ -278,27 +278,27 @@ impl Reactor {
         self.turned_at
     }
 
-    /// Looks at the busy links over shared memory alone, if the kernel seems to have nothing and was asked not long ago: true if
+    /// Looks at the busy streams over shared memory alone, if the kernel seems to have nothing and was asked not long ago: true if
     /// they had something.
-    fn look_at_links(&mut self, into: &mut Vec<Completion>) -> bool {
+    fn poll_streams(&mut self, into: &mut Vec<Completion>) -> bool {
         let before = into.len();
         let lately = self.turned_at.since(self.asked_at) < LINK_TIME_MAX;
-        if lately && self.link_turns < LINK_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet() {
+        if lately && self.stream_turns < STREAM_TURNS_MAX && self.shared.is_hot() && self.backend.is_quiet() {
             let (shared, mut context) = context!(self);
-            shared.turn_links(&mut context, into);
+            shared.turn_streams(&mut context, into);
         }
         let found = into.len() > before;
         if found {
-            self.link_turns += 1;
+            self.stream_turns += 1;
         } else {
-            (self.link_turns, self.asked_at) = (0, self.turned_at);
+            (self.stream_turns, self.asked_at) = (0, self.turned_at);
         }
         found
     }
 
     fn reap_some(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
         into.append(&mut self.aside);
-        if self.look_at_links(into) {
+        if self.poll_streams(into) {
             return Ok(());
         }
         self.look(into, Wait::Poll)?;
@@ -408,10 +408,10 @@ impl Reactor {
     /// The kernel's; `ENOBUFS` without a frame for a stream over shared memory, or without room for its arena (see
     /// [`ARENAS_BYTES_MAX`](crate::limits::ARENAS_BYTES_MAX)); `Unsupported` in a simulation.
     pub fn adopt(&mut self, stream: impl Into<Detached>) -> std::io::Result<Socket> {
-        let (fd, link) = stream.into().into_parts();
+        let (fd, stream) = stream.into().into_parts();
         let socket = each!(self, backend => backend.adopt(fd))?;
         let (shared, mut context) = context!(self);
-        if let Err(error) = shared.attach(&mut context, socket, link) {
+        if let Err(error) = shared.attach(&mut context, socket, stream) {
             self.backend.close(socket);
             return Err(error.into());
         }

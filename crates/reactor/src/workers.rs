@@ -1,14 +1,14 @@
 //! File calls that block, on a [`ThreadPool`]: all of them under epoll; under io_uring those that the ring lacks.
 //!
-//! A job carries raw memory of a frame. The loop keeps the frame in the operation's slot until the job's end has been
-//! collected, and waits for all jobs before it is dropped; so the memory outlives the job.
+//! A call carries raw memory of a frame. The loop keeps the frame in the operation's slot until the call's end has been
+//! collected, and waits for all calls before it is dropped; so the memory outlives the call.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use crate::blocking::{self, Memory};
+use crate::blocking::{self, RawBuffer};
 use crate::device_memory::apart::with_priority;
 use crate::file::{Backing, OpenFile};
 use crate::limits::WORKERS_MAX;
@@ -21,19 +21,19 @@ use crate::waker::Waker;
 pub(crate) enum Call {
     /// `staged`: the memory is a device's.
     Read {
-        memory: Memory,
+        memory: RawBuffer,
         offset: u64,
         staged: bool,
     },
     /// As for `Read`.
     Write {
-        memory: Memory,
+        memory: RawBuffer,
         offset: u64,
         durable: bool,
         staged: bool,
     },
     WriteOnce {
-        memory: Memory,
+        memory: RawBuffer,
         at: WriteAt,
     },
     Sync,
@@ -61,22 +61,22 @@ pub(crate) struct Done {
     pub(crate) extents: Vec<Extent>,
 }
 
-struct Job {
+struct BlockingCall {
     slot: u64,
     file: Arc<OpenFile>,
     call: Call,
 }
 
-// SAFETY: the memory of a job is touched by the one thread that runs it; the loop does not look at the frame until the
-// job's `Done` has been collected.
-unsafe impl Send for Job {}
+// SAFETY: the memory of a call is touched by the one thread that runs it; the loop does not look at the frame until the
+// call's `Done` has been collected.
+unsafe impl Send for BlockingCall {}
 
 /// The threads and their queue, bounded by the loop's number of operations.
-pub(crate) struct Workers(ThreadPool<Job, Done>);
+pub(crate) struct Workers(ThreadPool<BlockingCall, Done>);
 
 impl Workers {
     pub(crate) fn new(waker: Waker) -> Self {
-        Self(ThreadPool::new(waker, "byway-file", || Box::new(Job::run)))
+        Self(ThreadPool::new(waker, "byway-file", || Box::new(BlockingCall::run)))
     }
 
     /// Queues a call for the operation in `slot`.
@@ -92,7 +92,7 @@ impl Workers {
             Call::Write { .. } if matches!(&file.backing, Backing::Os(os) if os.write_by_worker) => 1,
             _ => WORKERS_MAX,
         };
-        self.0.run(Job { slot, file, call }, threads_max)
+        self.0.run(BlockingCall { slot, file, call }, threads_max)
     }
 
     /// Calls that have not been collected.
@@ -106,7 +106,7 @@ impl Workers {
     }
 }
 
-impl Job {
+impl BlockingCall {
     fn run(self) -> Done {
         let mut extents = Vec::new();
         let result = match &self.file.backing {

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use self::socket::{Receive, StreamState};
 pub(crate) use self::socket::{fill_scatter, message};
-use crate::blocking::Memory;
+use crate::blocking::RawBuffer;
 use crate::counters::Counters;
 use crate::file::OpenFile;
 use crate::frame::Frame;
@@ -45,7 +45,7 @@ pub(crate) struct Epoll {
     os: Os,
     streams: Table<StreamState>,
     accepts: HashMap<Listener, Token>,
-    jobs: HashMap<u64, Job>,
+    operations: HashMap<u64, FileOperation>,
     next_job: u64,
     events: Vec<epoll::Event>,
     iovecs: Vec<libc::iovec>,
@@ -56,14 +56,14 @@ pub(crate) struct Epoll {
 }
 
 /// A file operation that a worker has.
-struct Job {
+struct FileOperation {
     token: Token,
     file: File,
     direct: bool,
-    kind: JobKind,
+    kind: FileOperationKind,
 }
 
-enum JobKind {
+enum FileOperationKind {
     Read(Frame),
     Write(Frame),
     Sync,
@@ -84,7 +84,7 @@ impl Epoll {
             os,
             streams: Table::default(),
             accepts: HashMap::new(),
-            jobs: HashMap::new(),
+            operations: HashMap::new(),
             next_job: 0,
             events: Vec::with_capacity(EVENTS_PER_CALL),
             iovecs: Vec::new(),
@@ -156,25 +156,29 @@ impl Epoll {
     fn start_job(&mut self, op: Op, token: Token) {
         let (file, call, kind) = match op {
             Op::Read { file, offset, into, start, len } => {
-                let memory = Memory { ptr: into.range(start, len), len };
-                (file, Call::Read { memory, offset, staged: into.is_device() }, JobKind::Read(into))
+                let memory = RawBuffer { ptr: into.range(start, len), len };
+                (file, Call::Read { memory, offset, staged: into.is_device() }, FileOperationKind::Read(into))
             }
             Op::Write { file, offset, from, start, len, durable } => {
-                let memory = Memory { ptr: from.range(start, len), len };
-                (file, Call::Write { memory, offset, durable, staged: from.is_device() }, JobKind::Write(from))
+                let memory = RawBuffer { ptr: from.range(start, len), len };
+                (
+                    file,
+                    Call::Write { memory, offset, durable, staged: from.is_device() },
+                    FileOperationKind::Write(from),
+                )
             }
             Op::WriteOnce { file, at, from, start, len } => {
-                let memory = Memory { ptr: from.range(start, len), len };
-                (file, Call::WriteOnce { memory, at }, JobKind::Write(from))
+                let memory = RawBuffer { ptr: from.range(start, len), len };
+                (file, Call::WriteOnce { memory, at }, FileOperationKind::Write(from))
             }
-            Op::Sync { file } => (file, Call::Sync, JobKind::Sync),
+            Op::Sync { file } => (file, Call::Sync, FileOperationKind::Sync),
             Op::Allocate { file, mode, offset, len } => {
-                (file, Call::Allocate { mode, offset, len }, JobKind::Allocate { offset, len })
+                (file, Call::Allocate { mode, offset, len }, FileOperationKind::Allocate { offset, len })
             }
             Op::Extents { file, offset, len, count_max } => {
-                (file, Call::Extents { offset, len, count_max }, JobKind::Extents)
+                (file, Call::Extents { offset, len, count_max }, FileOperationKind::Extents)
             }
-            Op::Prefetch { file, offset, len } => (file, Call::Prefetch { offset, len }, JobKind::Prefetch),
+            Op::Prefetch { file, offset, len } => (file, Call::Prefetch { offset, len }, FileOperationKind::Prefetch),
             other => return self.os.fail(other, token, Errno::INVAL),
         };
         self.next_job += 1;
@@ -182,10 +186,10 @@ impl Epoll {
         let started = match self.os.file(file).cloned() {
             Ok(open) => {
                 let direct = open.options().direct;
-                self.jobs.insert(slot, Job { token, file, direct, kind });
+                self.operations.insert(slot, FileOperation { token, file, direct, kind });
                 self.os.in_use(file);
                 self.in_flight += 1;
-                // SAFETY: the job's frame lies in `jobs` until its `Done` is collected, and nothing touches it there.
+                // SAFETY: the operation's frame lies in `operations` until its `Done` is collected, and nothing touches it there.
                 unsafe { self.os.workers.run(slot, open, call) }
             }
             Err(error) => {
@@ -199,15 +203,15 @@ impl Epoll {
     }
 
     fn end_job(&mut self, done: Done) {
-        let Some(job) = self.jobs.remove(&done.slot) else { return };
+        let Some(operation) = self.operations.remove(&done.slot) else { return };
         self.in_flight -= 1;
-        if let JobKind::Allocate { offset, len } = job.kind {
-            self.os.forget_residency(job.file, offset, len);
+        if let FileOperationKind::Allocate { offset, len } = operation.kind {
+            self.os.forget_residency(operation.file, offset, len);
         }
-        self.os.unuse(job.file);
-        let outcome = job.kind.outcome(done.result, done.extents);
-        self.os.count_transfer(job.direct, &outcome);
-        self.os.ready.push_back(Completion { token: job.token, outcome });
+        self.os.unuse(operation.file);
+        let outcome = operation.kind.outcome(done.result, done.extents);
+        self.os.count_transfer(operation.direct, &outcome);
+        self.os.ready.push_back(Completion { token: operation.token, outcome });
     }
 
     fn collect_jobs(&mut self) {
@@ -381,7 +385,7 @@ impl Epoll {
     }
 }
 
-impl JobKind {
+impl FileOperationKind {
     fn outcome(self, result: Result<usize, Errno>, extents: Vec<crate::Extent>) -> Outcome {
         match self {
             Self::Read(into) => Outcome::Read { into, result },
@@ -401,7 +405,7 @@ fn event_data(kind: u64, index: u32, generation: u32) -> u64 {
 
 impl Drop for Epoll {
     fn drop(&mut self) {
-        // Jobs use frames that `jobs` keeps: the threads are joined before anything is freed.
+        // Operations use frames that `operations` keeps: the threads are joined before anything is freed.
         while self.os.workers.pending() > 0 {
             self.collect_jobs();
             std::thread::yield_now();

@@ -1,4 +1,4 @@
-//! How streams get their links: an accepted one is greeted at once, a connected one waits for its greeting, without the
+//! How connections get their streams: an accepted one is greeted at once, a connected one waits for its greeting, without the
 //! loop waiting for it.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 
-use super::link::{End, Ends};
+use super::shm_stream::{StreamSide, StreamState};
 use super::{BackendContext, GREETING, Shared, greeting, own_token};
 use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
 use crate::op::{Completion, Op, Outcome, Socket, Token};
@@ -32,13 +32,14 @@ impl Shared {
             let bell = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
             Ok((greeting::give(bell.as_fd(), SHARED_RING_BYTES)?, bell))
         });
-        let linked =
-            given.and_then(|(greeted, bell)| self.add_link(context, socket, Ends::new(greeted, End::Server, bell)));
-        if let Err(error) = linked {
+        let added = given.and_then(|(greeted, bell)| {
+            self.add_stream(context, socket, StreamState::new(greeted, StreamSide::Server, bell))
+        });
+        if let Err(error) = added {
             tracing::warn!(%error, "no memory could be shared with a client; its connection is closed");
             context.backend.close(socket);
         }
-        linked.is_ok()
+        added.is_ok()
     }
 
     /// A connection of ours stands; true if it has yet to be greeted.
@@ -72,8 +73,8 @@ impl Shared {
                 let Ok(bell) = connecting.bell.try_clone() else {
                     return self.end_connect(context, place, Err(Errno::MFILE));
                 };
-                let linked = self.add_link(context, socket, Ends::new(greeted, End::Client, bell));
-                self.end_connect(context, place, linked);
+                let added = self.add_stream(context, socket, StreamState::new(greeted, StreamSide::Client, bell));
+                self.end_connect(context, place, added);
             }
             Ok(None) if monotonic().since(connecting.since) < SHARED_CONNECT_TIME_MAX => {
                 let at = monotonic() + connecting.pause;

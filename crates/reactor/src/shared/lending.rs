@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use super::arena::PeerMemory;
-use super::link::End;
 use super::message;
+use super::shm_stream::StreamSide;
 use crate::frame::FramePool;
 use crate::limits::{ARENAS_PER_STREAM_MAX, LOANS_AT_ONCE_MAX};
 use crate::loan::Loan;
@@ -32,7 +32,7 @@ const LOAN_BYTES: usize = 16;
 /// What an end of a stream has to do with lent memory.
 #[derive(Debug)]
 pub(crate) struct Lending {
-    end: End,
+    side: StreamSide,
     /// `None` once what came was no memory.
     socket: Option<OwnedFd>,
     /// How often this end has lent, and how often it has taken.
@@ -49,8 +49,8 @@ pub(super) fn sockets() -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 impl Lending {
-    pub(super) fn new(end: End, socket: OwnedFd) -> Self {
-        Self { end, socket: Some(socket), lent: 0, taken: 0, memories: Vec::new() }
+    pub(super) fn new(side: StreamSide, socket: OwnedFd) -> Self {
+        Self { side, socket: Some(socket), lent: 0, taken: 0, memories: Vec::new() }
     }
 
     /// Lends the server an arena.
@@ -59,10 +59,10 @@ impl Lending {
     /// See [`Reactor::lend_arena`](crate::Reactor::lend_arena).
     pub(crate) fn lend(&mut self, pool: &FramePool) -> Result<(), Errno> {
         let file = pool.file().ok_or(Errno::INVAL)?;
-        match self.end {
-            End::Server => Err(Errno::OPNOTSUPP),
-            End::Client if self.lent > 0 => Err(Errno::ALREADY),
-            End::Client => self.send((pool.bytes() as u64, Access::Write), file).map(|_| ()),
+        match self.side {
+            StreamSide::Server => Err(Errno::OPNOTSUPP),
+            StreamSide::Client if self.lent > 0 => Err(Errno::ALREADY),
+            StreamSide::Client => self.send((pool.bytes() as u64, Access::Write), file).map(|_| ()),
         }
     }
 
@@ -211,7 +211,8 @@ mod tests {
     #[test]
     fn an_arena_is_lent_once_and_taken_once() {
         let (server, client) = sockets().unwrap();
-        let (mut server, mut client) = (Lending::new(End::Server, server), Lending::new(End::Client, client));
+        let (mut server, mut client) =
+            (Lending::new(StreamSide::Server, server), Lending::new(StreamSide::Client, client));
         let (pool, plain) = (FramePool::shared(ARENA).unwrap(), FramePool::new(ARENA).unwrap());
         let room = ARENA as u64;
         assert_eq!(server.take_memory(0, room), Err(Errno::AGAIN), "none has come");
@@ -246,7 +247,7 @@ mod tests {
             ("over what is left", loan(8 * ARENA).to_vec(), one(8 * ARENA, all), Some(Errno::NOBUFS)),
         ] {
             let (server, client) = sockets().unwrap();
-            let mut server = Lending::new(End::Server, server);
+            let mut server = Lending::new(StreamSide::Server, server);
             let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
             message::send(client.as_fd(), &bytes, &fds).unwrap();
             assert_eq!(server.take_memory(0, 4 * ARENA as u64).err(), error, "{case}");
@@ -262,6 +263,6 @@ mod tests {
         }
         let (server, client) = sockets().unwrap();
         drop(client);
-        assert_eq!(Lending::new(End::Server, server).take_memory(0, ARENA as u64), Err(Errno::CONNRESET));
+        assert_eq!(Lending::new(StreamSide::Server, server).take_memory(0, ARENA as u64), Err(Errno::CONNRESET));
     }
 }

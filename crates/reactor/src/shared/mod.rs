@@ -10,12 +10,12 @@ mod arena;
 mod connect;
 mod greeting;
 mod lending;
-mod link;
-mod links;
 mod memory;
 mod message;
 mod peer_memory;
 mod ring;
+mod shm_stream;
+mod shm_streams;
 #[cfg(test)]
 mod tests;
 
@@ -26,8 +26,8 @@ use rustix::io::Errno;
 pub(crate) use self::arena::PeerMemory;
 use self::connect::Connecting;
 pub(crate) use self::lending::Lending;
-use self::link::{Ends, Link};
-use self::links::Links;
+use self::shm_stream::{ShmStream, StreamState};
+use self::shm_streams::ShmStreams;
 use crate::gather::{Gather, Scatter};
 use crate::limits::ARENAS_BYTES_MAX;
 use crate::op::{Address, Completion, Listener, Op, Outcome, Socket, Token};
@@ -41,22 +41,22 @@ const BELL: u8 = 1;
 const GREETING: u8 = 2;
 /// How much of the bell is heard at once.
 const BELL_BYTES: usize = 4096;
-/// Turns in which a link has nothing to do before its peer is asked to ring.
+/// Turns in which a stream has nothing to do, before its peer is asked to ring.
 const IDLE_TURNS_MAX: u32 = 512;
-/// The links of a loop.
+/// The streams of a loop.
 #[derive(Default)]
 pub(crate) struct Shared {
-    links: Links,
-    /// Links that are looked at on every turn.
+    streams: ShmStreams,
+    /// Streams that are polled on every turn.
     hot: Vec<Socket>,
     listeners: Vec<Listener>,
-    /// Accepts in flight whose streams get links.
+    /// Accepts in flight whose connections get streams over shared memory.
     accepts: Vec<Token>,
     /// Connects in flight, and whether they were cancelled meanwhile.
     connects: Vec<(Token, bool)>,
     connecting: Vec<Connecting>,
     ready: Vec<Completion>,
-    /// There was an accept, a connect or a link.
+    /// Whether there ever was an accept, a connect or a stream.
     used: bool,
     /// Peers' memories are taken whatever their size.
     takes_all: bool,
@@ -68,12 +68,12 @@ pub(crate) struct Shared {
 #[derive(Debug)]
 pub struct Detached {
     pub(crate) fd: OwnedFd,
-    link: Option<Box<Ends>>,
+    stream: Option<Box<StreamState>>,
 }
 
 impl From<OwnedFd> for Detached {
     fn from(fd: OwnedFd) -> Self {
-        Self { fd, link: None }
+        Self { fd, stream: None }
     }
 }
 
@@ -84,12 +84,12 @@ pub(crate) struct BackendContext<'a> {
 }
 
 impl Shared {
-    /// Whether there never was anything here: else the reactor has to ask. Our own operations outlive the last link.
+    /// Whether the loop never had streams over shared memory: otherwise the reactor asks this module. Our own operations outlive the last stream.
     pub(crate) fn is_unused(&self) -> bool {
         !self.used
     }
 
-    /// Connections of this listener get links.
+    /// Connections of this listener get streams over shared memory.
     pub(crate) fn add_listener(&mut self, listener: Listener) {
         self.listeners.push(listener);
     }
@@ -101,12 +101,12 @@ impl Shared {
     /// Takes an operation if it is ours; else gives what the backend is to do.
     pub(crate) fn submit(&mut self, context: &mut BackendContext<'_>, op: Op, token: Token) -> Option<Op> {
         match op {
-            Op::Recv { socket, into, min } if self.links.contains(socket) => {
-                self.on_link(context, socket, |link, os| link.start_receive(os, into, min.max(1), token));
+            Op::Recv { socket, into, min } if self.streams.contains(socket) => {
+                self.on_stream(context, socket, |stream, os| stream.start_receive(os, into, min.max(1), token));
                 None
             }
-            Op::Send { socket, gather } if self.links.contains(socket) => {
-                self.on_link(context, socket, |link, os| link.start_send(os, gather, token));
+            Op::Send { socket, gather } if self.streams.contains(socket) => {
+                self.on_stream(context, socket, |stream, os| stream.start_send(os, gather, token));
                 None
             }
             Op::Accept { listener } => {
@@ -125,32 +125,32 @@ impl Shared {
         }
     }
 
-    fn on_link(
+    fn on_stream(
         &mut self,
         context: &mut BackendContext<'_>,
         socket: Socket,
-        begin: impl FnOnce(&mut Link, &mut Os) -> Option<Completion>,
+        begin: impl FnOnce(&mut ShmStream, &mut Os) -> Option<Completion>,
     ) {
-        let (Some(link), Some(os)) = (self.links.get_mut(socket), context.backend.os()) else { return };
-        self.ready.extend(begin(link, os));
-        if link.is_busy() && link.heat() {
+        let (Some(stream), Some(os)) = (self.streams.get_mut(socket), context.backend.os()) else { return };
+        self.ready.extend(begin(stream, os));
+        if stream.is_busy() && stream.heat() {
             self.hot.push(socket);
         }
     }
 
-    /// Sends all of it on a stream that has a link, if there is room for it now.
+    /// Sends the whole gather on a stream over shared memory, if there is room for it now.
     pub(crate) fn send_now(&mut self, context: &mut BackendContext<'_>, socket: Socket, gather: &Gather) -> bool {
-        let (Some(link), Some(os)) = (self.links.get_mut(socket), context.backend.os()) else { return false };
-        let sent = link.send_now(os, gather);
+        let (Some(stream), Some(os)) = (self.streams.get_mut(socket), context.backend.os()) else { return false };
+        let sent = stream.send_now(os, gather);
         // An answer may come soon.
-        if sent && link.is_busy() && link.heat() {
+        if sent && stream.is_busy() && stream.heat() {
             self.hot.push(socket);
         }
         sent
     }
 
     fn heat(&mut self, socket: Socket) {
-        if self.links.get_mut(socket).is_some_and(Link::heat) {
+        if self.streams.get_mut(socket).is_some_and(ShmStream::heat) {
             self.hot.push(socket);
         }
     }
@@ -158,8 +158,8 @@ impl Shared {
     /// Ends the operations of `token`, as far as they are ours.
     pub(crate) fn cancel(&mut self, context: &mut BackendContext<'_>, token: Token) {
         let Some(os) = context.backend.os() else { return };
-        for link in self.links.iter_mut() {
-            link.cancel(os, token, &mut self.ready);
+        for stream in self.streams.iter_mut() {
+            stream.cancel(os, token, &mut self.ready);
         }
         self.connects.iter_mut().filter(|connect| connect.0 == token).for_each(|connect| connect.1 = true);
         while let Some(place) = self.connecting.iter().position(|connecting| connecting.token == token) {
@@ -167,8 +167,8 @@ impl Shared {
         }
     }
 
-    /// Looks at what the backend has reaped since `before`: takes what is ours, and gives streams their links. Then goes on
-    /// with the links that are looked at.
+    /// Looks at what the backend has reaped since `before`: takes this module's completions, and gives connections their streams. Then polls
+    /// the busy streams.
     pub(crate) fn turn(&mut self, context: &mut BackendContext<'_>, into: &mut Vec<Completion>, before: usize) {
         let mut at = before;
         while at < into.len() {
@@ -178,43 +178,43 @@ impl Shared {
                 at += 1;
             }
         }
-        self.turn_links(context, into);
+        self.turn_streams(context, into);
     }
 
-    /// Whether links are looked at on every turn.
+    /// Whether streams are polled on every turn.
     pub(crate) fn is_hot(&self) -> bool {
         !self.hot.is_empty() || !self.ready.is_empty()
     }
 
-    /// Goes on with the links that are looked at.
-    pub(crate) fn turn_links(&mut self, context: &mut BackendContext<'_>, into: &mut Vec<Completion>) {
+    /// Polls the busy streams.
+    pub(crate) fn turn_streams(&mut self, context: &mut BackendContext<'_>, into: &mut Vec<Completion>) {
         if !self.ready.is_empty() {
             into.append(&mut self.ready);
         }
         if let Some(os) = context.backend.os() {
-            let links = &mut self.links;
+            let streams = &mut self.streams;
             self.hot.retain(|socket| {
-                let Some(link) = links.get_mut(*socket) else { return false };
-                link.turn(os, into);
-                link.idle_turns += 1;
-                if link.idle_turns <= IDLE_TURNS_MAX && link.is_busy() {
+                let Some(stream) = streams.get_mut(*socket) else { return false };
+                stream.turn(os, into);
+                stream.idle_turns += 1;
+                if stream.idle_turns <= IDLE_TURNS_MAX && stream.is_busy() {
                     return true;
                 }
-                link.sleep();
-                link.hot = link.has_work();
-                link.hot
+                stream.sleep();
+                stream.hot = stream.has_work();
+                stream.hot
             });
         }
     }
 
     /// Before the loop sleeps: asks all peers to ring. False if there is something to do already.
     pub(crate) fn sleep(&mut self) -> bool {
-        let links = &mut self.links;
+        let streams = &mut self.streams;
         self.hot.retain(|socket| {
-            let Some(link) = links.get_mut(*socket) else { return false };
-            link.sleep();
-            link.hot = link.has_work();
-            link.hot
+            let Some(stream) = streams.get_mut(*socket) else { return false };
+            stream.sleep();
+            stream.hot = stream.has_work();
+            stream.hot
         });
         self.hot.is_empty() && self.ready.is_empty()
     }
@@ -249,63 +249,63 @@ impl Shared {
     /// The socket of one of our tokens, which has the low bits of its generation alone.
     fn named_by(&self, token: Token) -> Option<Socket> {
         let connecting = self.connecting.iter().map(|connecting| connecting.socket);
-        let mut sockets = self.links.socket_at(token.index()).into_iter().chain(connecting);
+        let mut sockets = self.streams.socket_at(token.index()).into_iter().chain(connecting);
         sockets.find(|socket| own_token(0, *socket) == token.with_tag(0))
     }
 
     /// The bell has rung, or the socket has ended.
     fn heard(&mut self, context: &mut BackendContext<'_>, socket: Socket, into: Scatter, result: Result<usize, Errno>) {
-        let Some(link) = self.links.get_mut(socket) else { return };
+        let Some(stream) = self.streams.get_mut(socket) else { return };
         match result {
             Ok(n) if n > 0 => {
                 let op = Op::Recv { socket, into, min: 1 };
                 context.backend.submit(op, own_token(BELL, socket));
             }
-            _ => link.peer_is_gone(),
+            _ => stream.peer_is_gone(),
         }
         self.heat(socket);
     }
 
-    fn add_link(&mut self, context: &mut BackendContext<'_>, socket: Socket, ends: Ends) -> Result<(), Errno> {
+    fn add_stream(&mut self, context: &mut BackendContext<'_>, socket: Socket, ends: StreamState) -> Result<(), Errno> {
         let frame = context.buffers.alloc(BELL_BYTES).ok_or(Errno::NOBUFS)?;
         let op = Op::Recv { socket, into: Scatter::one(frame, 0, BELL_BYTES), min: 1 };
         context.backend.submit(op, own_token(BELL, socket));
         self.used = true;
-        self.links.insert(socket, Link::new(ends));
+        self.streams.insert(socket, ShmStream::new(ends));
         Ok(())
     }
 
-    /// Closes a stream; false if it has no link.
+    /// Closes a socket's stream; false if it has none.
     pub(crate) fn close(&mut self, context: &mut BackendContext<'_>, socket: Socket) {
-        if let (Some(mut link), Some(os)) = (self.links.remove(socket), context.backend.os()) {
-            link.close(os, &mut self.ready);
+        if let (Some(mut stream), Some(os)) = (self.streams.remove(socket), context.backend.os()) {
+            stream.close(os, &mut self.ready);
         }
     }
 
-    /// Says that nothing more will be sent; false if the socket has no link.
+    /// Says that nothing more will be sent; false if the socket has no stream.
     pub(crate) fn shutdown_send(&mut self, socket: Socket) -> bool {
-        let link = self.links.get_mut(socket);
-        link.map(Link::shutdown_send).is_some()
+        let stream = self.streams.get_mut(socket);
+        stream.map(ShmStream::shutdown_send).is_some()
     }
 
-    /// Bytes that are here, if the socket has a link.
+    /// Bytes that have arrived, if the socket has a stream.
     pub(crate) fn readable_bytes(&self, socket: Socket) -> Option<usize> {
-        self.links.get(socket).map(Link::readable_bytes)
+        self.streams.get(socket).map(ShmStream::readable_bytes)
     }
 
-    /// Whether the socket has a link, and whether operations of it are in flight.
+    /// Whether the socket has a stream, and whether operations of it are in flight.
     pub(crate) fn is_busy(&self, socket: Socket) -> Option<bool> {
-        self.links.get(socket).map(Link::is_busy)
+        self.streams.get(socket).map(ShmStream::is_busy)
     }
 
     /// What a stream has to do with lent memory.
     pub(crate) fn lending(&mut self, socket: Socket) -> Result<&mut Lending, Errno> {
-        Ok(self.links.get_mut(socket).ok_or(Errno::NOTCONN)?.lending())
+        Ok(self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?.lending())
     }
 
     /// Bytes of what a stream's peer has lent.
     pub(crate) fn arena_bytes(&self, socket: Socket) -> Option<u64> {
-        self.links.get(socket)?.arena_bytes()
+        self.streams.get(socket)?.arena_bytes()
     }
 
     /// Bytes of peers' memory that may still be taken.
@@ -313,7 +313,7 @@ impl Shared {
         if self.takes_all {
             return u64::MAX;
         }
-        let taken = self.links.iter().filter_map(Link::arena_bytes).fold(0, u64::saturating_add);
+        let taken = self.streams.iter().filter_map(ShmStream::arena_bytes).fold(0, u64::saturating_add);
         ARENAS_BYTES_MAX.saturating_sub(taken)
     }
 
@@ -322,21 +322,21 @@ impl Shared {
         self.takes_all = true;
     }
 
-    /// See [`Link::has_peer_ended`].
+    /// See [`ShmStream::has_peer_ended`].
     pub(crate) fn has_peer_ended(&self, socket: Socket) -> bool {
-        self.links.get(socket).is_none_or(Link::has_peer_ended)
+        self.streams.get(socket).is_none_or(ShmStream::has_peer_ended)
     }
 
     /// Gives up a stream whose bell is no longer listened to.
     pub(crate) fn detach(&mut self, socket: Socket, fd: OwnedFd) -> Detached {
         // The other loop counts what it maps by a clock of its own.
-        self.links
+        self.streams
             .get_mut(socket)
             .into_iter()
-            .flat_map(|link| link.lending().memories_mut())
+            .flat_map(|stream| stream.lending().memories_mut())
             .for_each(PeerMemory::unmap_all);
-        let link = self.links.remove(socket).map(|link| Box::new(link.into_ends()));
-        Detached { fd, link }
+        let stream = self.streams.remove(socket).map(|stream| Box::new(stream.into_state()));
+        Detached { fd, stream }
     }
 
     /// Takes over what another loop has given up.
@@ -344,21 +344,21 @@ impl Shared {
         &mut self,
         context: &mut BackendContext<'_>,
         socket: Socket,
-        link: Option<Box<Ends>>,
+        stream: Option<Box<StreamState>>,
     ) -> Result<(), Errno> {
-        let Some(link) = link else { return Ok(()) };
-        if link.arena_bytes().unwrap_or(0) > self.arena_room() {
+        let Some(stream) = stream else { return Ok(()) };
+        if stream.arena_bytes().unwrap_or(0) > self.arena_room() {
             return Err(Errno::NOBUFS);
         }
-        self.add_link(context, socket, *link)?;
+        self.add_stream(context, socket, *stream)?;
         self.heat(socket);
         Ok(())
     }
 }
 
 impl Detached {
-    pub(crate) fn into_parts(self) -> (OwnedFd, Option<Box<Ends>>) {
-        (self.fd, self.link)
+    pub(crate) fn into_parts(self) -> (OwnedFd, Option<Box<StreamState>>) {
+        (self.fd, self.stream)
     }
 }
 

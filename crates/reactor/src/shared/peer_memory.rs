@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rustix::io::Errno;
 
-use super::link::{Link, copy_part};
+use super::shm_stream::{ShmStream, copy_part};
 use super::{BackendContext, Shared};
 use crate::bytewise;
 use crate::frame::Frame;
@@ -75,8 +75,8 @@ impl Shared {
     }
 
     fn check(&mut self, (socket, number): Lent, range: (u64, usize), access: Access) -> Result<(), Errno> {
-        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        link.lending().memory(number).ok_or(Errno::NOTCONN)?.check(range, access)
+        let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
+        stream.lending().memory(number).ok_or(Errno::NOTCONN)?.check(range, access)
     }
 
     /// Where byte `offset` of a peer's memory lies, and how many bytes follow it there; maps that part if it is not mapped. The
@@ -84,15 +84,15 @@ impl Shared {
     fn map_part(&mut self, os: &mut Os, (socket, number): Lent, offset: u64) -> Result<(*mut u8, usize), Errno> {
         self.clock += 1;
         let now = self.clock;
-        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        let memory = link.lending().memory(number).ok_or(Errno::NOTCONN)?;
+        let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
+        let memory = stream.lending().memory(number).ok_or(Errno::NOTCONN)?;
         if let Some(found) = memory.address(offset, now) {
             return Ok(found);
         }
         let bytes = memory.part_bytes(offset);
         self.make_room(bytes);
-        let link = self.links.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        let memory = link.lending().memory(number).ok_or(Errno::NOTCONN)?;
+        let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
+        let memory = stream.lending().memory(number).ok_or(Errno::NOTCONN)?;
         memory.map(offset, now)?;
         os.counters.mapped_loans += 1;
         memory.address(offset, now).ok_or(Errno::RANGE)
@@ -100,18 +100,18 @@ impl Shared {
 
     /// Bytes that are mapped of all peers' memories.
     pub(crate) fn mapped_peer_bytes(&self) -> usize {
-        self.links.iter().map(Link::mapped_peer_bytes).sum()
+        self.streams.iter().map(ShmStream::mapped_peer_bytes).sum()
     }
 
     /// Unmaps what was used longest ago, until `bytes` more may be mapped.
     fn make_room(&mut self, bytes: usize) {
         let mut mapped = self.mapped_peer_bytes();
         while mapped + bytes > PEER_MAPPED_BYTES_MAX {
-            let Some(oldest) = self.links.iter().filter_map(Link::oldest_use).min() else { return };
-            for link in self.links.iter_mut() {
-                let before = link.mapped_peer_bytes();
-                link.lending().memories_mut().for_each(|memory| memory.unmap(oldest));
-                mapped -= before - link.mapped_peer_bytes();
+            let Some(oldest) = self.streams.iter().filter_map(ShmStream::oldest_use).min() else { return };
+            for stream in self.streams.iter_mut() {
+                let before = stream.mapped_peer_bytes();
+                stream.lending().memories_mut().for_each(|memory| memory.unmap(oldest));
+                mapped -= before - stream.mapped_peer_bytes();
             }
         }
     }

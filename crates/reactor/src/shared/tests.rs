@@ -113,10 +113,14 @@ fn a_bell_finds_the_socket_of_a_slot_that_was_used_very_often() {
         let socket = Socket { index: generation & 3, generation };
         let (ours, _) = UnixStream::pair().unwrap();
         let (lending, _) = super::lending::sockets().unwrap();
-        let ends = super::link::Ends::new((memory(), lending), super::link::End::Client, ours.into());
-        shared.links.insert(socket, super::link::Link::new(ends));
+        let ends = super::shm_stream::StreamState::new(
+            (memory(), lending),
+            super::shm_stream::StreamSide::Client,
+            ours.into(),
+        );
+        shared.streams.insert(socket, super::shm_stream::ShmStream::new(ends));
         assert_eq!(shared.named_by(super::bell_token(socket)), Some(socket));
-        shared.links.remove(socket);
+        shared.streams.remove(socket);
         assert_eq!(shared.named_by(super::bell_token(socket)), None);
     }
 }

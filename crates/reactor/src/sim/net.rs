@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::events::{Event, Key};
 use super::node::{InFlight, Work};
-use super::stream::{Connection, End, Stage};
+use super::stream::{Connection, Stage, StreamEnd};
 use super::world::{Crash, Inner, LinkProfile};
 use crate::Instant;
 use crate::op::{Address, Errno, Listener, Outcome, Socket};
@@ -193,7 +193,7 @@ impl Inner {
             }
             entry.backlog.push_back(key);
         }
-        let ends = [End::new(client, from), End::new(server, to)];
+        let ends = [StreamEnd::new(client, from), StreamEnd::new(server, to)];
         self.net.connections.insert(key, Connection { ends });
         if let Some(op) = accept {
             self.give_to_accept(server, op, key);

@@ -21,7 +21,7 @@ const SEGMENT_BYTES_MAX: u64 = 64 << 10;
 /// Both ends of a stream: 0 connected, 1 accepted.
 #[derive(Debug)]
 pub(super) struct Connection {
-    pub(super) ends: [End; 2],
+    pub(super) ends: [StreamEnd; 2],
 }
 
 /// How far the owner of an end is with it.
@@ -38,7 +38,7 @@ pub(super) enum Stage {
 }
 
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct StreamEnd {
     pub(super) node: u64,
     pub(super) address: SocketAddr,
     pub(super) keep_alive: Duration,
@@ -91,7 +91,7 @@ impl Connection {
     }
 }
 
-impl End {
+impl StreamEnd {
     pub(super) fn new(node: u64, address: SocketAddr) -> Self {
         Self {
             node,

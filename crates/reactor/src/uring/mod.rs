@@ -20,7 +20,7 @@ use rustix::io::Errno;
 
 use self::slot::{Kind, Slot};
 use self::zero_copy::ZeroCopy;
-use crate::blocking::Memory;
+use crate::blocking::RawBuffer;
 use crate::counters::Counters;
 use crate::file::OpenFile;
 use crate::frame::{Frame, FramePool};
@@ -560,15 +560,15 @@ impl Drop for Uring {
 mod tests;
 
 /// Where `memory` lies in the registered pool.
-fn within(fixed: Option<(usize, usize)>, memory: Memory) -> bool {
+fn within(fixed: Option<(usize, usize)>, memory: RawBuffer) -> bool {
     fixed.is_some_and(|(base, len)| {
         let at = memory.ptr as usize;
         at >= base && at + memory.len <= base + len
     })
 }
 
-fn frame_memory(frame: &Frame, start: usize, len: usize) -> Memory {
-    Memory { ptr: frame.range(start, len), len }
+fn frame_memory(frame: &Frame, start: usize, len: usize) -> RawBuffer {
+    RawBuffer { ptr: frame.range(start, len), len }
 }
 
 fn call_for(kind: &Kind) -> Option<Call> {

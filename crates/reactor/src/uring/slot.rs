@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use rustix::net::AddressFamily;
 
 use super::{call_for, frame_memory, within};
-use crate::blocking::Memory;
+use crate::blocking::RawBuffer;
 use crate::device_memory::apart;
 use crate::frame::Frame;
 use crate::op::{Address, Allocate, Descriptor, Extent, File, Listener, Op, Outcome, Socket, Token, WriteAt};
@@ -188,10 +188,10 @@ impl Slot {
     /// The submission for what is left of a file operation, if the ring can do it.
     pub(super) fn file_entry(&mut self, fd: Fd, device: bool, fixed: Option<(usize, usize)>) -> Option<Entry> {
         let progress = self.progress;
-        let advanced = |memory: Memory| {
+        let advanced = |memory: RawBuffer| {
             // SAFETY: `progress` is less than the length of the transfer.
             let ptr = unsafe { memory.ptr.add(progress) };
-            Memory { ptr, len: memory.len - progress }
+            RawBuffer { ptr, len: memory.len - progress }
         };
         match &self.kind {
             Kind::Read { offset, into, start, len, .. } => {

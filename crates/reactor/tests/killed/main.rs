@@ -47,13 +47,13 @@ fn random() -> Random {
 
 /// What this process has of its peers' and its own.
 #[derive(Debug, PartialEq, Eq)]
-struct Held {
+struct HeldResources {
     descriptors: usize,
     mappings: usize,
     frame_bytes: usize,
 }
 
-impl Held {
+impl HeldResources {
     fn by(reactor: &Reactor) -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         Self {
@@ -98,12 +98,12 @@ fn until(server: &mut Server, mut so: impl FnMut(&Server) -> bool) {
 }
 
 /// Has the one client that stays wait, and counts what is held; waits for it to be what it was `at_first`.
-fn held_at_rest(server: &mut Server, at_first: Option<&Held>) -> Held {
+fn held_at_rest(server: &mut Server, at_first: Option<&HeldResources>) -> HeldResources {
     server.hold(true);
     until(server, |server| server.client_count() == 1 && server.is_held());
     let deadline = server.reactor.now() + PATIENCE;
     let held = loop {
-        let (held, now) = (Held::by(&server.reactor), server.reactor.now());
+        let (held, now) = (HeldResources::by(&server.reactor), server.reactor.now());
         if at_first.is_none_or(|at_first| *at_first == held) || now >= deadline {
             break held;
         }
@@ -124,7 +124,7 @@ fn a_server_survives(io: IoChoice) {
     let mut server = Server::new(io, &path);
     let mut steady = Process::start(Role::Client, io, &path, random.below(u64::MAX));
     // Its ring and its arena are mapped then: an arena is when it is first used.
-    until(&mut server, |server| server.answered() > 3 && Held::by(&server.reactor).mappings == 2);
+    until(&mut server, |server| server.answered() > 3 && HeldResources::by(&server.reactor).mappings == 2);
     let at_first = held_at_rest(&mut server, None);
     let mut busy_kills = 0;
     for batch in 0..kills().div_ceil(BATCH) {
@@ -205,7 +205,7 @@ fn a_client_survives(io: IoChoice) {
     let mut steady = Process::start(Role::Server, io, &steady_path, 0);
     let steady_session = open(&mut client, &steady_path, &mut tick, &never).expect("it lives");
     client.step(&steady_session, &mut tick).unwrap();
-    let at_first = Held::by(&client.reactor);
+    let at_first = HeldResources::by(&client.reactor);
     let mut steps = 0u64;
     for kill in 0..kills() {
         let path = folder.path().join(format!("victim-{kill}"));
@@ -235,10 +235,10 @@ fn a_client_survives(io: IoChoice) {
         }
         client.step(&steady_session, &mut tick).unwrap();
         let deadline = client.reactor.now() + PATIENCE;
-        while Held::by(&client.reactor) != at_first && client.reactor.now() < deadline {
+        while HeldResources::by(&client.reactor) != at_first && client.reactor.now() < deadline {
             client.pause(&mut tick);
         }
-        assert_eq!(Held::by(&client.reactor), at_first, "after kill {kill}");
+        assert_eq!(HeldResources::by(&client.reactor), at_first, "after kill {kill}");
         steady.assert_is_well();
     }
     assert!(steps > kills(), "{steps} requests were answered before the kills: the test kills too early");

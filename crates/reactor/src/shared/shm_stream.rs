@@ -12,7 +12,7 @@ use super::arena::PeerMemory;
 use super::greeting::Greeted;
 use super::lending::Lending;
 use super::ring::{Bell, Ended, Reader, Writer};
-use crate::blocking::{self, Memory};
+use crate::blocking::{self, RawBuffer};
 use crate::bytewise;
 use crate::gather::{Gather, Scatter, Segment};
 use crate::limits::SHARED_STEP_BYTES;
@@ -21,7 +21,7 @@ use crate::os::Os;
 
 /// Which end of a stream this is: the server reads ring 0 and writes ring 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum StreamSide {
     Server,
     Client,
 }
@@ -41,9 +41,9 @@ struct Send {
     sent: usize,
 }
 
-/// What a stream is while nothing is asked of it: this can go to another thread.
+/// A stream without operations in flight, which can go to another thread.
 #[derive(Debug)]
-pub(crate) struct Ends {
+pub(crate) struct StreamState {
     writer: Writer,
     reader: Reader,
     /// The socket, for ringing.
@@ -57,8 +57,8 @@ pub(crate) struct Ends {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Link {
-    ends: Ends,
+pub(crate) struct ShmStream {
+    state: StreamState,
     receive: Option<Receive>,
     send: Option<Send>,
     /// It is looked at on every turn; else the peer rings.
@@ -67,13 +67,13 @@ pub(crate) struct Link {
     pub(super) idle_turns: u32,
 }
 
-impl Ends {
-    pub(super) fn new((memory, lending): Greeted, end: End, bell: OwnedFd) -> Self {
-        let (reads, writes) = match end {
-            End::Server => (0, 1),
-            End::Client => (1, 0),
+impl StreamState {
+    pub(super) fn new((memory, lending): Greeted, side: StreamSide, bell: OwnedFd) -> Self {
+        let (reads, writes) = match side {
+            StreamSide::Server => (0, 1),
+            StreamSide::Client => (1, 0),
         };
-        let lending = Lending::new(end, lending);
+        let lending = Lending::new(side, lending);
         let (writer, reader) = (Writer::new(&memory, writes), Reader::new(&memory, reads));
         Self { writer, reader, bell, lending, peer_gone: false, ended: false }
     }
@@ -91,46 +91,46 @@ impl Ends {
     }
 }
 
-impl Link {
-    pub(super) fn new(ends: Ends) -> Self {
-        Self { ends, receive: None, send: None, hot: false, idle_turns: 0 }
+impl ShmStream {
+    pub(super) fn new(state: StreamState) -> Self {
+        Self { state, receive: None, send: None, hot: false, idle_turns: 0 }
     }
 
     /// What is left when nothing is in flight.
-    pub(super) fn into_ends(self) -> Ends {
-        self.ends
+    pub(super) fn into_state(self) -> StreamState {
+        self.state
     }
 
     /// What the stream has to do with lent memory.
     pub(super) fn lending(&mut self) -> &mut Lending {
-        &mut self.ends.lending
+        &mut self.state.lending
     }
 
     /// Bytes of what the peer has lent, if it has.
     pub(super) fn arena_bytes(&self) -> Option<u64> {
-        self.ends.arena_bytes()
+        self.state.arena_bytes()
     }
 
     /// Bytes that are mapped of it.
     pub(super) fn mapped_peer_bytes(&self) -> usize {
-        self.ends.lending.memories().map(PeerMemory::mapped_bytes).sum()
+        self.state.lending.memories().map(PeerMemory::mapped_bytes).sum()
     }
 
     /// When the part of it was used that was used longest ago, of those that are mapped.
     pub(super) fn oldest_use(&self) -> Option<u64> {
-        self.ends.lending.memories().filter_map(PeerMemory::oldest).min()
+        self.state.lending.memories().filter_map(PeerMemory::oldest).min()
     }
 
     /// Whether the peer has ended the stream, before it did anything with its memory that what was copied before this call shows.
     pub(super) fn has_peer_ended(&self) -> bool {
         // With the peer's order, the end first and the memory then: whoever sees the latter sees the former.
         fence(Ordering::Acquire);
-        !matches!(self.ends.reader.here(), Ok((_, Ended::No)))
+        !matches!(self.state.reader.here(), Ok((_, Ended::No)))
     }
 
     /// The socket has ended.
     pub(super) fn peer_is_gone(&mut self) {
-        self.ends.peer_gone = true;
+        self.state.peer_gone = true;
     }
 
     /// Has it looked at on every turn; says whether it was not.
@@ -146,7 +146,7 @@ impl Link {
 
     /// Bytes that are here.
     pub(super) fn readable_bytes(&self) -> usize {
-        self.ends.reader.here().map_or(0, |(n, _)| n)
+        self.state.reader.here().map_or(0, |(n, _)| n)
     }
 
     /// Begins to receive.
@@ -167,7 +167,7 @@ impl Link {
     pub(super) fn start_send(&mut self, os: &mut Os, gather: Gather, token: Token) -> Option<Completion> {
         let refused = match () {
             () if self.send.is_some() => Some(Errno::BUSY),
-            () if self.ends.ended => Some(Errno::PIPE),
+            () if self.state.ended => Some(Errno::PIPE),
             () => os.use_gather(&gather).err(),
         };
         if let Some(error) = refused {
@@ -180,18 +180,18 @@ impl Link {
     /// Sends all of it, if there is room for it now and nothing is before it.
     pub(super) fn send_now(&mut self, os: &mut Os, gather: &Gather) -> bool {
         let n = gather.len();
-        let free = self.send.is_none() && !self.ends.ended && !self.ends.peer_gone;
-        if !free || n > SHARED_STEP_BYTES || self.ends.writer.room(n).unwrap_or(0) < n {
+        let free = self.send.is_none() && !self.state.ended && !self.state.peer_gone;
+        if !free || n > SHARED_STEP_BYTES || self.state.writer.room(n).unwrap_or(0) < n {
             return false;
         }
         // What cannot be read is found out again by who sends it then.
         if os.use_gather(gather).is_err() {
             return false;
         }
-        let copied = copy_in(&self.ends.writer, os, gather, 0, n).is_ok();
+        let copied = copy_in(&self.state.writer, os, gather, 0, n).is_ok();
         if copied {
-            let bell = self.ends.writer.publish(n);
-            self.ends.ring(bell);
+            let bell = self.state.writer.publish(n);
+            self.state.ring(bell);
             self.idle_turns = 0;
         }
         os.unuse_gather(gather, if copied { n } else { 0 }, 0);
@@ -213,26 +213,26 @@ impl Link {
     /// Whether a turn would move something.
     pub(super) fn has_work(&mut self) -> bool {
         let reads = self.receive.is_some()
-            && self.ends.reader.here().map_or(true, |(n, ended)| n > 0 || ended != Ended::No || self.ends.peer_gone);
+            && self.state.reader.here().map_or(true, |(n, ended)| n > 0 || ended != Ended::No || self.state.peer_gone);
         let writes =
-            self.send.is_some() && (self.ends.peer_gone || self.ends.writer.room(1).map_or(true, |room| room > 0));
+            self.send.is_some() && (self.state.peer_gone || self.state.writer.room(1).map_or(true, |room| room > 0));
         reads || writes
     }
 
     /// Has the peer ring when there is something to do.
     pub(super) fn sleep(&self) {
         if self.receive.is_some() {
-            self.ends.reader.sleep();
+            self.state.reader.sleep();
         }
         if self.send.is_some() {
-            self.ends.writer.sleep();
+            self.state.writer.sleep();
         }
     }
 
     fn receive_more(&mut self, os: &mut Os) -> Option<Completion> {
         let result = loop {
             let receive = self.receive.as_mut()?;
-            let (here, ended) = match self.ends.reader.here() {
+            let (here, ended) = match self.state.reader.here() {
                 Ok(here) => here,
                 Err(error) => break Err(error),
             };
@@ -243,14 +243,14 @@ impl Link {
                     _ if receive.got >= receive.min => break Ok(receive.got),
                     Ended::Done => break Ok(receive.got),
                     Ended::Reset => break Err(Errno::CONNRESET),
-                    Ended::No if self.ends.peer_gone => break Err(Errno::CONNRESET),
+                    Ended::No if self.state.peer_gone => break Err(Errno::CONNRESET),
                     Ended::No => return None,
                 }
             }
-            copy_out(&self.ends.reader, &mut receive.into, receive.got, n);
+            copy_out(&self.state.reader, &mut receive.into, receive.got, n);
             receive.got += n;
-            let bell = self.ends.reader.consume(n);
-            self.ends.ring(bell);
+            let bell = self.state.reader.consume(n);
+            self.state.ring(bell);
             self.idle_turns = 0;
             os.counters.received_bytes += n as u64;
             // All that was seen is taken: to look again costs more than another turn would where nothing has come meanwhile.
@@ -270,23 +270,23 @@ impl Link {
             if left == 0 {
                 break Ok(send.sent);
             }
-            if self.ends.peer_gone {
+            if self.state.peer_gone {
                 break Err(Errno::PIPE);
             }
             let step = left.min(SHARED_STEP_BYTES);
-            let n = match self.ends.writer.room(step) {
+            let n = match self.state.writer.room(step) {
                 Ok(room) => room.min(step),
                 Err(error) => break Err(error),
             };
             if n == 0 {
                 return None;
             }
-            if let Err(error) = copy_in(&self.ends.writer, os, &send.gather, send.sent, n) {
+            if let Err(error) = copy_in(&self.state.writer, os, &send.gather, send.sent, n) {
                 break Err(error);
             }
             send.sent += n;
-            let bell = self.ends.writer.publish(n);
-            self.ends.ring(bell);
+            let bell = self.state.writer.publish(n);
+            self.state.ring(bell);
             self.idle_turns = 0;
         };
         self.end_send(os, result)
@@ -311,17 +311,17 @@ impl Link {
 
     /// Says that nothing more will be sent.
     pub(super) fn shutdown_send(&mut self) {
-        self.ends.ended = true;
-        let bell = self.ends.writer.end(Ended::Done);
-        self.ends.ring(bell);
+        self.state.ended = true;
+        let bell = self.state.writer.end(Ended::Done);
+        self.state.ring(bell);
     }
 
     /// Ends everything; the peer is told whether we had read all.
     pub(super) fn close(&mut self, os: &mut Os, ready: &mut Vec<Completion>) {
         let unread = self.receive.as_ref().is_some_and(|receive| receive.got > 0) || self.readable_bytes() > 0;
         let half = self.send.as_ref().is_some_and(|send| send.sent < send.gather.len());
-        let bell = self.ends.writer.end(if unread || half { Ended::Reset } else { Ended::Done });
-        self.ends.ring(bell);
+        let bell = self.state.writer.end(if unread || half { Ended::Reset } else { Ended::Done });
+        self.state.ring(bell);
         if let Some(Receive { token, into, .. }) = self.receive.take() {
             ready.push(received(token, into, Err(Errno::CANCELED)));
         }
@@ -413,7 +413,7 @@ pub(super) unsafe fn copy_part(
                 return Ok(());
             }
             // SAFETY: by the caller's word.
-            let n = unsafe { blocking::read(file.fd(), Memory { ptr: to, len }, offset)? };
+            let n = unsafe { blocking::read(file.fd(), RawBuffer { ptr: to, len }, offset)? };
             if n < len {
                 return Err(Errno::FAULT);
             }

@@ -19,7 +19,7 @@ const PERIOD_SHIFT: u32 = 30;
 
 /// A shared mapping of a whole file.
 #[derive(Debug)]
-pub(crate) struct Mapping {
+pub(crate) struct FileMap {
     base: NonNull<u8>,
     len: u64,
     writable: bool,
@@ -29,7 +29,7 @@ pub(crate) struct Mapping {
     /// The file's, which is open for as long as the mapping is there.
     fd: i32,
     /// Whether the kernel tells us what is in memory: a period, and in the lowest bit the answer in it.
-    told: AtomicU64,
+    trust: AtomicU64,
 }
 
 /// Blocks of which something is known at once: 16 GiB in 1 MiB of memory, however large the file. Of two blocks that
@@ -45,11 +45,11 @@ struct Block {
 
 // SAFETY: the mapping is never seen through references; its address is handed to system calls, which may use it from any
 // thread, and to raw copies of what may change meanwhile. The rest is atomics.
-unsafe impl Send for Mapping {}
+unsafe impl Send for FileMap {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Mapping {}
+unsafe impl Sync for FileMap {}
 
-impl Mapping {
+impl FileMap {
     /// Maps `len` bytes of a file; `writable` only for files that live in memory, whose pages can be received into.
     pub(crate) fn new(fd: BorrowedFd<'_>, len: u64, writable: bool) -> std::io::Result<Self> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
@@ -65,7 +65,7 @@ impl Mapping {
         crate::mapped::register(base.as_ptr() as usize, len);
         tracing::trace!(fd = fd.as_raw_fd(), len, "mapped");
         let lasting = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(rustix::fs::SealFlags::SHRINK));
-        Ok(Self { base, len, writable, lasting, blocks, fd: fd.as_raw_fd(), told: AtomicU64::new(0) })
+        Ok(Self { base, len, writable, lasting, blocks, fd: fd.as_raw_fd(), trust: AtomicU64::new(0) })
     }
 
     /// The address of `offset`, if the range lies inside.
@@ -121,7 +121,7 @@ impl Mapping {
     /// truth, those of `wanted`, by reading a byte of each without waiting.
     fn ask(&self, block: u64, period: u64, wanted: u64) -> u64 {
         let (known, key) = self.place(block, period);
-        let pages = if self.is_told(period) {
+        let pages = if self.mincore_trustworthy(period) {
             self.pages_by_mincore(block)
         } else {
             let before = if known.key.load(Ordering::Acquire) == key { known.pages.load(Ordering::Relaxed) } else { 0 };
@@ -165,18 +165,18 @@ impl Mapping {
 
     /// Whether `mincore` tells the truth: to whoever neither owns the file nor may write it, it says that all pages are in
     /// memory (a node that gave up root, an image of root's). Asked once a period.
-    fn is_told(&self, period: u64) -> bool {
-        let known = self.told.load(Ordering::Relaxed);
+    fn mincore_trustworthy(&self, period: u64) -> bool {
+        let known = self.trust.load(Ordering::Relaxed);
         if known >> 1 == period {
             return known & 1 == 1;
         }
         // SAFETY: the file owns both the descriptor and this mapping, and is there while it is asked.
         let fd = unsafe { BorrowedFd::borrow_raw(self.fd) };
         let me = rustix::process::geteuid();
-        let told =
+        let trusted =
             me.is_root() || rustix::fs::fstat(fd).is_ok_and(|stat| stat.st_uid == me.as_raw()) || may_write(self.fd);
-        self.told.store(period << 1 | u64::from(told), Ordering::Relaxed);
-        told
+        self.trust.store(period << 1 | u64::from(trusted), Ordering::Relaxed);
+        trusted
     }
 
     /// Forgets what is known of a range: its pages were given back.
@@ -196,7 +196,7 @@ fn may_write(fd: i32) -> bool {
     unsafe { libc::syscall(libc::SYS_faccessat2, fd, c"".as_ptr(), libc::W_OK, flags) == 0 }
 }
 
-impl Drop for Mapping {
+impl Drop for FileMap {
     fn drop(&mut self) {
         crate::mapped::unregister(self.base.as_ptr() as usize);
         // SAFETY: mapped in `new` with this length; a loop drops a file only when no operation uses it.
@@ -216,7 +216,7 @@ mod tests {
         let file = rustix::fs::memfd_create("far", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::ftruncate(&file, far + BLOCK).unwrap();
         rustix::io::pwrite(&file, b"here", 0).unwrap();
-        let mapping = Mapping::new(file.as_fd(), far + BLOCK, false).unwrap();
+        let mapping = FileMap::new(file.as_fd(), far + BLOCK, false).unwrap();
         let now = Instant::from_nanos(5);
         let near_then_far = || (mapping.resident(0, 4096, now), mapping.resident(far, 4096, now));
         assert_eq!((near_then_far(), near_then_far()), ((true, false), (true, false)));
@@ -229,7 +229,7 @@ mod tests {
         use rustix::fs::FallocateFlags;
         let file = rustix::fs::memfd_create("punched", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::io::pwrite(&file, &[1; 3 * BLOCK as usize], 0).unwrap();
-        let mapping = Mapping::new(file.as_fd(), 3 * BLOCK, false).unwrap();
+        let mapping = FileMap::new(file.as_fd(), 3 * BLOCK, false).unwrap();
         let now = Instant::from_nanos(5);
         let known = || [0, 1, 2].map(|block| mapping.resident(block * BLOCK, 4096, now));
         assert_eq!(known(), [true; 3]);
@@ -244,9 +244,9 @@ mod tests {
         use rustix::fs::{MemfdFlags, SealFlags};
         let file = rustix::fs::memfd_create("sealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
         rustix::io::pwrite(&file, &[1; 8192], 0).unwrap();
-        assert_eq!(Mapping::new(file.as_fd(), 8192, false).unwrap().readable(0, 8192), None);
+        assert_eq!(FileMap::new(file.as_fd(), 8192, false).unwrap().readable(0, 8192), None);
         rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
-        let mapping = Mapping::new(file.as_fd(), 8192, false).unwrap();
+        let mapping = FileMap::new(file.as_fd(), 8192, false).unwrap();
         assert_eq!(mapping.readable(4096, 4096), mapping.address(4096, 4096).map(<*mut u8>::cast_const));
         assert!(mapping.readable(0, 8192).is_some());
         assert_eq!((mapping.readable(1, 8192), mapping.readable(u64::MAX, 2)), (None, None));
@@ -272,7 +272,7 @@ mod tests {
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::Random).unwrap();
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
         rustix::io::pread(&file, &mut [0; 1], BLOCK).unwrap();
-        let mapping = Mapping::new(file.as_fd(), 3 * BLOCK, false).unwrap();
+        let mapping = FileMap::new(file.as_fd(), 3 * BLOCK, false).unwrap();
         let now = Instant::from_nanos(5);
         let told = std::thread::scope(|scope| {
             let other = scope.spawn(|| {
@@ -293,7 +293,7 @@ mod tests {
         let file = rustix::fs::memfd_create("of-root", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
         rustix::io::pwrite(&file, &[1; 8192], 0).unwrap();
-        let mapping = Mapping::new(file.as_fd(), 8192, false).unwrap();
+        let mapping = FileMap::new(file.as_fd(), 8192, false).unwrap();
         assert!(mapping.resident(0, 4096, Instant::from_nanos(5)));
         // In the next period, on a thread that is somebody else.
         let later = Instant::from_nanos(5 + (1 << PERIOD_SHIFT));
