@@ -36,12 +36,12 @@ const WAYS: [Way; 4] = [Way::Copied, Way::ZeroCopy, Way::Cached, Way::EachTime];
 #[derive(Debug)]
 struct Ring {
     free: Mutex<Vec<u32>>,
-    ring: Mutex<Held>,
+    ring: Mutex<SendRing>,
 }
 
-struct Held(IoUring);
+struct SendRing(IoUring);
 
-impl std::fmt::Debug for Held {
+impl std::fmt::Debug for SendRing {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("a ring")
     }
@@ -55,7 +55,7 @@ impl Ring {
     fn new() -> std::io::Result<Self> {
         let ring = IoUring::new(8)?;
         ring.submitter().register_buffers_sparse(HANDLES)?;
-        Ok(Self { free: Mutex::new((0..HANDLES).collect()), ring: Mutex::new(Held(ring)) })
+        Ok(Self { free: Mutex::new((0..HANDLES).collect()), ring: Mutex::new(SendRing(ring)) })
     }
 
     fn set(&self, index: u32, base: usize, bytes: usize) -> std::io::Result<()> {

@@ -46,21 +46,21 @@ pub struct HandedLane {
 
 /// A session that has not begun, and is counted for its loop until this is dropped.
 #[derive(Debug)]
-pub struct Place {
+pub struct SessionReservation {
     registry: Arc<Registry>,
     home: LoopId,
 }
 
-impl Place {
+impl SessionReservation {
     /// The loop.
     pub fn home(&self) -> LoopId {
         self.home
     }
 }
 
-impl Drop for Place {
+impl Drop for SessionReservation {
     fn drop(&mut self) {
-        self.registry.lock().loops[self.home.0].places -= 1;
+        self.registry.lock().loops[self.home.0].reservations -= 1;
     }
 }
 
@@ -97,7 +97,7 @@ struct Loop {
     /// Sessions that live there.
     sessions: usize,
     /// Sessions that are to begin there.
-    places: usize,
+    reservations: usize,
     /// Handed to it and not taken.
     lanes: Vec<HandedLane>,
     /// Connections over RDMA that were asked for at another loop's listener, handed to it and not taken; their sessions are among
@@ -124,7 +124,7 @@ impl Registry {
     /// A loop starts to serve.
     pub fn join(&self, waker: Waker) -> LoopId {
         let mut inner = self.lock();
-        inner.loops.push(Loop { waker, sessions: 0, places: 0, lanes: Vec::new(), connections: Vec::new() });
+        inner.loops.push(Loop { waker, sessions: 0, reservations: 0, lanes: Vec::new(), connections: Vec::new() });
         LoopId(inner.loops.len() - 1)
     }
 
@@ -197,11 +197,11 @@ impl Registry {
     }
 
     /// Counts a session that is to begin, for the loop with the fewest.
-    pub fn reserve(self: &Arc<Self>, here: LoopId) -> Place {
+    pub fn reserve(self: &Arc<Self>, here: LoopId) -> SessionReservation {
         let mut inner = self.lock();
         let home = inner.least_loaded(here);
-        inner.loops[home.0].places += 1;
-        Place { registry: Arc::clone(self), home }
+        inner.loops[home.0].reservations += 1;
+        SessionReservation { registry: Arc::clone(self), home }
     }
 
     /// Passes a lane to its session's loop.
@@ -217,18 +217,18 @@ impl Registry {
     }
 
     /// Passes a connection over RDMA, which was asked for and not answered, to the loop where its session is to begin.
-    pub fn hand_over_connection(&self, asked: Asked, place: &Place) {
+    pub fn hand_over_connection(&self, asked: Asked, place: &SessionReservation) {
         let mut inner = self.lock();
         let home = &mut inner.loops[place.home.0];
         home.connections.push(asked);
-        home.places += 1;
+        home.reservations += 1;
         inner.wake(place.home);
     }
 
     /// The connections over RDMA that other loops have passed to this one.
-    pub fn take_connections(self: &Arc<Self>, home: LoopId) -> Vec<(Asked, Place)> {
+    pub fn take_connections(self: &Arc<Self>, home: LoopId) -> Vec<(Asked, SessionReservation)> {
         let connections = std::mem::take(&mut self.lock().loops[home.0].connections);
-        connections.into_iter().map(|asked| (asked, Place { registry: Arc::clone(self), home })).collect()
+        connections.into_iter().map(|asked| (asked, SessionReservation { registry: Arc::clone(self), home })).collect()
     }
 }
 
@@ -236,7 +236,7 @@ impl Inner {
     fn least_loaded(&self, here: LoopId) -> LoopId {
         let load = |one: &Loop| {
             let begins = |lane: &&HandedLane| lane.hello.body::<Hello>().lane.get() == 0;
-            one.sessions + one.places + one.lanes.iter().filter(begins).count()
+            one.sessions + one.reservations + one.lanes.iter().filter(begins).count()
         };
         let least = (0..self.loops.len()).min_by_key(|at| (load(&self.loops[*at]), *at != here.0));
         LoopId(least.unwrap_or(here.0))
@@ -328,9 +328,9 @@ mod tests {
         let reactor = Reactor::open(IoChoice::Epoll, 1).unwrap();
         let registry = Arc::new(Registry::new(5));
         let loops = [0; 2].map(|_| registry.join(reactor.waker()));
-        let places = [0; 4].map(|_| registry.reserve(loops[0]));
-        assert_eq!(places.each_ref().map(Place::home), [loops[0], loops[1], loops[0], loops[1]]);
-        let [first, ..] = places;
+        let reservations = [0; 4].map(|_| registry.reserve(loops[0]));
+        assert_eq!(reservations.each_ref().map(SessionReservation::home), [loops[0], loops[1], loops[0], loops[1]]);
+        let [first, ..] = reservations;
         assert_eq!(registry.claim(&identity(1), first.home()), Claim::Granted);
         drop(first);
         assert_eq!(registry.least_loaded(loops[1]), loops[1], "the others are dropped, the first has begun");

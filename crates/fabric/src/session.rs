@@ -300,9 +300,9 @@ pub struct Liveness {
 
 /// The action for a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Health {
+pub enum KeepAliveStep {
     /// Nothing.
-    Well,
+    Wait,
     /// Send a `Ping`.
     Probe,
     /// Give it up.
@@ -337,24 +337,24 @@ impl Liveness {
 
     /// What to do now. Nobody is dead who was not asked, or whose answer may lie here unread: while a loop is not turned it is its own
     /// silence that it hears. So the second look at which the time for an answer is over counts.
-    pub fn check(&mut self, now: Instant) -> Health {
+    pub fn check(&mut self, now: Instant) -> KeepAliveStep {
         let silence = now - self.since;
         if !self.expects_reply || silence < self.keep_alive {
-            return Health::Well;
+            return KeepAliveStep::Wait;
         }
         match self.probed {
             None => {
                 self.probed = Some(now);
-                Health::Probe
+                KeepAliveStep::Probe
             }
             Some(at) if now - at >= self.keep_alive => {
                 if std::mem::replace(&mut self.overdue, true) {
-                    Health::Dead
+                    KeepAliveStep::Dead
                 } else {
-                    Health::Well
+                    KeepAliveStep::Wait
                 }
             }
-            Some(_) => Health::Well,
+            Some(_) => KeepAliveStep::Wait,
         }
     }
 }
@@ -494,30 +494,30 @@ mod tests {
     fn a_silent_debtor_is_probed_once_and_then_dead_and_others_may_be_silent() {
         let at = |ms: u64| Instant::from_nanos(ms * 1_000_000);
         let mut peer = Liveness::new(Duration::from_millis(100), at(0));
-        assert_eq!(peer.check(at(100_000)), Health::Well);
+        assert_eq!(peer.check(at(100_000)), KeepAliveStep::Wait);
         peer.set_expects_reply(true, at(100_000));
-        assert_eq!(peer.check(at(100_099)), Health::Well);
-        assert_eq!(peer.check(at(100_100)), Health::Probe);
-        assert_eq!(peer.check(at(100_150)), Health::Well);
+        assert_eq!(peer.check(at(100_099)), KeepAliveStep::Wait);
+        assert_eq!(peer.check(at(100_100)), KeepAliveStep::Probe);
+        assert_eq!(peer.check(at(100_150)), KeepAliveStep::Wait);
         peer.heard(at(100_160));
-        assert_eq!(peer.check(at(100_260)), Health::Probe);
-        assert_eq!(peer.check(at(100_360)), Health::Well, "what came before this look is not read yet");
-        assert_eq!(peer.check(at(100_361)), Health::Dead);
+        assert_eq!(peer.check(at(100_260)), KeepAliveStep::Probe);
+        assert_eq!(peer.check(at(100_360)), KeepAliveStep::Wait, "what came before this look is not read yet");
+        assert_eq!(peer.check(at(100_361)), KeepAliveStep::Dead);
         peer.set_expects_reply(false, at(100_361));
-        assert_eq!(peer.check(at(200_000)), Health::Well);
+        assert_eq!(peer.check(at(200_000)), KeepAliveStep::Wait);
         // Nobody has looked for long.
         peer.set_expects_reply(true, at(200_000));
-        assert_eq!(peer.check(at(300_000)), Health::Probe);
-        assert_eq!(peer.check(at(300_099)), Health::Well);
-        assert_eq!(peer.check(at(300_100)), Health::Well);
-        assert_eq!(peer.check(at(300_200)), Health::Dead);
+        assert_eq!(peer.check(at(300_000)), KeepAliveStep::Probe);
+        assert_eq!(peer.check(at(300_099)), KeepAliveStep::Wait);
+        assert_eq!(peer.check(at(300_100)), KeepAliveStep::Wait);
+        assert_eq!(peer.check(at(300_200)), KeepAliveStep::Dead);
         // Somebody looks seldom, and takes the answer to his probe each time after the look.
         peer.set_expects_reply(false, at(400_000));
         peer.set_expects_reply(true, at(400_000));
-        assert_eq!(peer.check(at(500_000)), Health::Probe);
-        assert_eq!(peer.check(at(600_000)), Health::Well);
+        assert_eq!(peer.check(at(500_000)), KeepAliveStep::Probe);
+        assert_eq!(peer.check(at(600_000)), KeepAliveStep::Wait);
         peer.heard(at(600_000));
-        assert_eq!(peer.check(at(700_000)), Health::Probe);
+        assert_eq!(peer.check(at(700_000)), KeepAliveStep::Probe);
     }
 
     #[test]

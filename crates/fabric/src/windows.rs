@@ -13,7 +13,7 @@ use byway_reactor::Frame;
 
 use crate::limits::{GRANTS_MAX, WINDOWS_MAX};
 use crate::random::Random;
-use crate::rdma::{Exposed, Memory as DeviceMemory, RdmaError, Window as ExposedWindow, WindowAddress};
+use crate::rdma::{Exposed, RdmaError, Registrable, Window as ExposedWindow, WindowAddress};
 use crate::slots::SessionId;
 
 const SLOT_BITS: u32 = 20;
@@ -99,7 +99,7 @@ pub enum GivenBack {
 }
 
 #[derive(Debug)]
-enum Memory {
+enum WindowBacking {
     Free,
     Target(Frame),
     Lent {
@@ -142,7 +142,7 @@ struct Window {
     get: bool,
     /// It is closed when it was read once.
     once: bool,
-    memory: Memory,
+    backing: WindowBacking,
 }
 
 /// The windows of one loop.
@@ -164,7 +164,7 @@ impl Windows {
         context: u64,
     ) -> Option<WindowKey> {
         assert!(start + len <= frame.len(), "range within the frame");
-        self.open(random, session, (start, len), context, Memory::Target(frame))
+        self.open(random, session, (start, len), context, WindowBacking::Target(frame))
     }
 
     /// Opens all of `frame` for what is got from the peer of `session`.
@@ -182,7 +182,7 @@ impl Windows {
             return Err(frame);
         }
         let len = frame.len();
-        let key = self.open(random, session, (0, len), context, Memory::Target(frame));
+        let key = self.open(random, session, (0, len), context, WindowBacking::Target(frame));
         let key = key.unwrap_or(WindowKey(0));
         if let Some(window) = self.find(key) {
             window.get = true;
@@ -199,7 +199,7 @@ impl Windows {
         context: u64,
     ) -> Option<WindowKey> {
         assert!(start + len <= frame.len(), "range within the frame");
-        self.open(random, session, (start, len), context, Memory::Source(frame))
+        self.open(random, session, (start, len), context, WindowBacking::Source(frame))
     }
 
     /// Whether a slot is free whose place can be told to a peer that reaches windows by its device: see [`GRANTS_MAX`].
@@ -225,7 +225,7 @@ impl Windows {
             self.free.swap(place, last);
         }
         let len = window.len();
-        self.open(random, session, (0, len), context, Memory::Exposed(Box::new(window)))
+        self.open(random, session, (0, len), context, WindowBacking::Exposed(Box::new(window)))
     }
 
     fn open(
@@ -234,14 +234,14 @@ impl Windows {
         session: SessionId,
         (start, len): (usize, usize),
         context: u64,
-        memory: Memory,
+        backing: WindowBacking,
     ) -> Option<WindowKey> {
         if self.is_full() {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
         let window =
-            Window { secret, users: Users::One(session), start, len, context, get: false, once: false, memory };
+            Window { secret, users: Users::One(session), start, len, context, get: false, once: false, backing };
         let index = if let Some(index) = self.free.pop() {
             self.slots[index as usize] = window;
             index
@@ -274,7 +274,7 @@ impl Windows {
 
     fn find(&mut self, key: WindowKey) -> Option<&mut Window> {
         let window = self.slots.get_mut((key.0 & SLOT_MASK) as usize)?;
-        (window.secret == key.0 & !SLOT_MASK && !matches!(window.memory, Memory::Free)).then_some(window)
+        (window.secret == key.0 & !SLOT_MASK && !matches!(window.backing, WindowBacking::Free)).then_some(window)
     }
 
     /// The window, if the peer of `session` may use that range of it; gives where the range starts in the frame.
@@ -308,12 +308,12 @@ impl Windows {
         len: usize,
     ) -> Result<(Frame, usize), WindowError> {
         let lent = self.check(session, key, offset, len).and_then(|(window, start)| {
-            match std::mem::replace(&mut window.memory, Memory::Lent { closing: false }) {
-                Memory::Target(frame) => Ok((frame, start)),
+            match std::mem::replace(&mut window.backing, WindowBacking::Lent { closing: false }) {
+                WindowBacking::Target(frame) => Ok((frame, start)),
                 other => {
-                    let is_busy = matches!(other, Memory::Lent { .. });
+                    let is_busy = matches!(other, WindowBacking::Lent { .. });
                     let error = if is_busy { WindowError::Busy } else { WindowError::Rights };
-                    window.memory = other;
+                    window.backing = other;
                     Err(error)
                 }
             }
@@ -326,11 +326,11 @@ impl Windows {
     pub fn give_back(&mut self, key: WindowKey, frame: Frame) -> GivenBack {
         let Some(window) = self.find(key) else { return GivenBack::Closed { frame, context: 0 } };
         let context = window.context;
-        if matches!(window.memory, Memory::Lent { closing: true }) {
+        if matches!(window.backing, WindowBacking::Lent { closing: true }) {
             self.release(key);
             return GivenBack::Closed { frame, context };
         }
-        window.memory = Memory::Target(frame);
+        window.backing = WindowBacking::Target(frame);
         GivenBack::Open
     }
 
@@ -345,8 +345,8 @@ impl Windows {
         offset: u64,
         len: usize,
     ) -> Result<(Rc<Frame>, usize), WindowError> {
-        let read = self.check(session, key, offset, len).and_then(|(window, start)| match &window.memory {
-            Memory::Source(frame) => Ok((Rc::clone(frame), start)),
+        let read = self.check(session, key, offset, len).and_then(|(window, start)| match &window.backing {
+            WindowBacking::Source(frame) => Ok((Rc::clone(frame), start)),
             _ => Err(WindowError::Rights),
         });
         self.refused += u64::from(read.is_err());
@@ -390,7 +390,8 @@ impl Windows {
 
     /// The windows of a session that are for gets.
     pub fn gets_of(&self, session: SessionId) -> Vec<WindowKey> {
-        let open = |window: &Window| window.get && window.users.has(session) && !matches!(window.memory, Memory::Free);
+        let open =
+            |window: &Window| window.get && window.users.has(session) && !matches!(window.backing, WindowBacking::Free);
         let of_session = self.slots.iter().enumerate().filter(|(_, window)| open(window));
         of_session.map(|(index, window)| WindowKey(window.secret | index as u64)).collect()
     }
@@ -399,17 +400,17 @@ impl Windows {
     pub fn range(&mut self, key: WindowKey) -> Option<(&Frame, usize, usize)> {
         let window = self.find(key)?;
         let (start, len) = (window.start, window.len);
-        match &window.memory {
-            Memory::Target(frame) => Some((frame, start, len)),
-            Memory::Source(frame) => Some((frame, start, len)),
-            Memory::Free | Memory::Lent { .. } | Memory::Exposed(_) => None,
+        match &window.backing {
+            WindowBacking::Target(frame) => Some((frame, start, len)),
+            WindowBacking::Source(frame) => Some((frame, start, len)),
+            WindowBacking::Free | WindowBacking::Lent { .. } | WindowBacking::Exposed(_) => None,
         }
     }
 
     /// Where a window lies that the peer's device reaches, and its bytes.
     pub fn exposed(&mut self, key: WindowKey) -> Option<(WindowAddress, usize)> {
-        match &self.find(key)?.memory {
-            Memory::Exposed(window) => Some((window.address(), window.len())),
+        match &self.find(key)?.backing {
+            WindowBacking::Exposed(window) => Some((window.address(), window.len())),
             _ => None,
         }
     }
@@ -419,7 +420,7 @@ impl Windows {
     pub fn exposed_rights(&mut self, key: WindowKey) -> Option<u8> {
         use crate::wire::WindowAdvert;
         let window = self.find(key)?;
-        let Memory::Exposed(exposed) = &window.memory else { return None };
+        let WindowBacking::Exposed(exposed) = &window.backing else { return None };
         let right = if exposed.is_written() { WindowAdvert::PUT } else { WindowAdvert::GET };
         Some(if window.once { right | WindowAdvert::ONCE } else { right })
     }
@@ -441,8 +442,8 @@ impl Windows {
         offset: u64,
         len: usize,
     ) -> Result<(), WindowError> {
-        let placed = self.check(session, key, offset, len).and_then(|(window, _)| match &window.memory {
-            Memory::Exposed(exposed) if exposed.is_written() => Ok(()),
+        let placed = self.check(session, key, offset, len).and_then(|(window, _)| match &window.backing {
+            WindowBacking::Exposed(exposed) if exposed.is_written() => Ok(()),
             _ => Err(WindowError::Rights),
         });
         self.refused += u64::from(placed.is_err());
@@ -452,8 +453,8 @@ impl Windows {
     /// The frames that the peer of a session may fill, and that are not being filled.
     pub fn targets_of(&mut self, session: SessionId) -> impl Iterator<Item = &mut Frame> {
         self.slots.iter_mut().filter(move |window| window.users.has(session)).filter_map(|window| {
-            match &mut window.memory {
-                Memory::Target(frame) => Some(frame),
+            match &mut window.backing {
+                WindowBacking::Target(frame) => Some(frame),
                 _ => None,
             }
         })
@@ -466,7 +467,7 @@ impl Windows {
 
     /// Whether a payload is being received into a window.
     pub fn is_lent(&mut self, key: WindowKey) -> bool {
-        self.find(key).is_some_and(|window| matches!(window.memory, Memory::Lent { .. }))
+        self.find(key).is_some_and(|window| matches!(window.backing, WindowBacking::Lent { .. }))
     }
 
     /// Where in its frame a window starts.
@@ -482,29 +483,29 @@ impl Windows {
     /// Closes a window.
     pub fn close(&mut self, key: WindowKey) -> Closed {
         let Some(window) = self.find(key) else { return Closed::Unknown };
-        if let Memory::Lent { closing } = &mut window.memory {
+        if let WindowBacking::Lent { closing } = &mut window.backing {
             *closing = true;
             return Closed::WhenReceived;
         }
-        let memory = std::mem::replace(&mut window.memory, Memory::Free);
+        let memory = std::mem::replace(&mut window.backing, WindowBacking::Free);
         self.release(key);
         match memory {
-            Memory::Target(frame) => Closed::Target(frame),
-            Memory::Source(frame) => Closed::Source(frame),
-            Memory::Exposed(window) => match window.close() {
-                Some(Exposed::Own(DeviceMemory::Frame(frame))) => Closed::Target(frame),
+            WindowBacking::Target(frame) => Closed::Target(frame),
+            WindowBacking::Source(frame) => Closed::Source(frame),
+            WindowBacking::Exposed(window) => match window.close() {
+                Some(Exposed::Own(Registrable::Frame(frame))) => Closed::Target(frame),
                 Some(Exposed::Shared(frame)) => Closed::Source(frame),
                 // The device does not let go of it: it is nobody's any more.
-                Some(Exposed::Own(DeviceMemory::Buffer(_))) | None => Closed::Unknown,
+                Some(Exposed::Own(Registrable::Buffer(_))) | None => Closed::Unknown,
             },
-            Memory::Free | Memory::Lent { .. } => Closed::Unknown,
+            WindowBacking::Free | WindowBacking::Lent { .. } => Closed::Unknown,
         }
     }
 
     fn release(&mut self, key: WindowKey) {
         let index = (key.0 & SLOT_MASK) as u32;
         let window = &mut self.slots[index as usize];
-        window.memory = Memory::Free;
+        window.backing = WindowBacking::Free;
         window.secret = 0;
         self.free.push(index);
     }

@@ -10,7 +10,7 @@ use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, PayloadMeta
 use byway_reactor::{Address, Frame, FramePool, Reactor};
 
 use super::command::{Command, Mode, REGION_WINDOW_BYTES};
-use super::end::{Ask, Body, End, Latencies, cpu};
+use super::end::{Ask, Body, Latencies, WireEnd, cpu};
 
 /// What has come.
 #[derive(Default)]
@@ -51,14 +51,14 @@ const INLINE_BYTES_MAX: usize = 256;
 struct Asking {
     /// What small messages carry.
     payload: Rc<Frame>,
-    end: End,
+    end: WireEnd,
     came: Came,
     session: SessionId,
 }
 
 impl Asking {
     fn connect(command: &Command) -> Result<Self, Box<dyn Error>> {
-        let mut end = End::new(command.io, command.polling)?;
+        let mut end = WireEnd::new(command.io, command.polling)?;
         if matches!(command.address, Address::Shared(_)) {
             end.fabric.lend(FramePool::shared(160 << 20)?);
         }

@@ -60,14 +60,14 @@ impl Body {
     }
 }
 
-pub struct End {
+pub struct WireEnd {
     pub reactor: Reactor,
     pub fabric: Fabric,
     wait: Wait,
     completions: Vec<Completion>,
 }
 
-impl End {
+impl WireEnd {
     pub fn new(io: IoChoice, polling: bool) -> Result<Self, Box<dyn Error>> {
         let reactor = Reactor::open(io, 160 << 20)?;
         let wait = if polling { Wait::Poll } else { Wait::Block };

@@ -8,17 +8,17 @@ use byway_fabric::{CloseReason, Fabric, GetError, Handler, PayloadMeta, Registry
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};
-use super::end::{Ask, Body, End, Latencies, cpu};
+use super::end::{Ask, Body, Latencies, WireEnd, cpu};
 
 pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
-    let mut end = End::new(command.io, command.polling)?;
+    let mut end = WireEnd::new(command.io, command.polling)?;
     end.fabric.serve(&end.reactor, Arc::new(Registry::new(1)));
     let listener = end.fabric.listen(&mut end.reactor, &command.address)?;
     match end.reactor.local_address(listener) {
         Some(address) => println!("tcp://{address}"),
         None => println!("{}", command.address),
     }
-    let mut serving = Serving::default();
+    let mut serving = WireServer::default();
     loop {
         end.turn(&mut serving)?;
     }
@@ -26,7 +26,7 @@ pub fn run(command: &Command) -> Result<(), Box<dyn Error>> {
 
 /// One client at a time.
 #[derive(Default)]
-struct Serving {
+struct WireServer {
     /// A region has several, each of [`REGION_WINDOW_BYTES`].
     sources: Vec<WindowKey>,
     target: Option<WindowKey>,
@@ -69,7 +69,7 @@ const ECHO: u64 = 1 << 56;
 const GIVE: u64 = 2 << 56;
 const MEASURE: u64 = 3 << 56;
 
-impl Serving {
+impl WireServer {
     fn answer(fabric: &mut Fabric, session: SessionId, body: Body) {
         // So that the client knows what we spent.
         let mut header = body.header(Kind::Reply);
@@ -138,7 +138,7 @@ impl Serving {
     }
 }
 
-impl Handler for Serving {
+impl Handler for WireServer {
     fn up(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId) {
         *self = Self::default();
     }

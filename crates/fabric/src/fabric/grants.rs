@@ -12,7 +12,7 @@ use super::transfer::Remote;
 
 /// A range of the peer's memory, in what the wire counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct PeerAddress {
     /// In which of the pieces of memory that the peer has lent, over shared memory.
     pub(super) memory: u32,
     /// Where it starts.
@@ -111,7 +111,7 @@ impl Grants {
     ///
     /// # Errors
     /// It was not granted, or not for that, or has not so many bytes there.
-    pub(super) fn find(&self, at: Remote, len: usize, right: u8) -> Result<Place, WindowError> {
+    pub(super) fn find(&self, at: Remote, len: usize, right: u8) -> Result<PeerAddress, WindowError> {
         let Granted { grant, rights, lent, .. } = self.granted(at.window).ok_or(WindowError::Key)?;
         if rights & right == 0 {
             return Err(WindowError::Rights);
@@ -119,7 +119,7 @@ impl Grants {
         let end = at.offset.checked_add(len as u64).filter(|end| *end <= grant.len.get());
         let address = grant.address.get().checked_add(at.offset).filter(|_| end.is_some());
         let (memory, key) = (lent.unwrap_or(0), grant.key.get());
-        Ok(Place { memory, address: address.ok_or(WindowError::Bounds)?, key })
+        Ok(PeerAddress { memory, address: address.ok_or(WindowError::Bounds)?, key })
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
         assert!(!grants.lies_in(0));
         assert!(grants.note(window, grant(4096, 100), WindowAdvert::PUT));
         assert!(grants.lies_in(0) && !grants.lies_in(1), "an arena is the first that is lent");
-        assert_eq!(find(&grants, at(window, 40), 60), Ok(Place { memory: 0, address: 4136, key: 7 }));
+        assert_eq!(find(&grants, at(window, 40), 60), Ok(PeerAddress { memory: 0, address: 4136, key: 7 }));
         assert_eq!(find(&grants, at(window, 41), 60), Err(WindowError::Bounds), "beyond its end");
         assert_eq!(find(&grants, at(window, u64::MAX), 2), Err(WindowError::Bounds));
         assert_eq!(grants.find(at(window, 40), 60, WindowAdvert::GET), Err(WindowError::Rights));
@@ -196,8 +196,11 @@ mod tests {
         let at = |window| Remote { window, offset: 10 };
         grants.note_lent(first, grant(4096, 100), (5, WindowAdvert::PUT));
         grants.note_lent(second, grant(8192, 100), (5, WindowAdvert::GET));
-        assert_eq!(grants.find(at(first), 90, WindowAdvert::PUT), Ok(Place { memory: 5, address: 4106, key: 7 }));
-        assert_eq!(grants.find(at(second), 90, WindowAdvert::GET), Ok(Place { memory: 5, address: 8202, key: 7 }));
+        assert_eq!(grants.find(at(first), 90, WindowAdvert::PUT), Ok(PeerAddress { memory: 5, address: 4106, key: 7 }));
+        assert_eq!(
+            grants.find(at(second), 90, WindowAdvert::GET),
+            Ok(PeerAddress { memory: 5, address: 8202, key: 7 })
+        );
         assert_eq!(grants.find(at(first), 1, WindowAdvert::GET), Err(WindowError::Rights));
         assert_eq!(grants.find(at(second), 1, WindowAdvert::PUT), Err(WindowError::Rights));
         grants.forget_lent(WindowKey(8 << 20 | 1));

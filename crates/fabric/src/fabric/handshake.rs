@@ -474,7 +474,7 @@ impl Fabric {
 
     fn lane_up(&mut self, reactor: &mut Reactor, slot: LaneId, session: SessionId, number: u16) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        (lane.phase, lane.number, lane.place) = (Phase::Up, number, None);
+        (lane.phase, lane.number, lane.reservation) = (Phase::Up, number, None);
         self.handshakes -= 1;
         if lane.session.is_none() {
             lane.session = Some(session);

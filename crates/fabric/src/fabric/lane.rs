@@ -8,7 +8,7 @@ use zerocopy::IntoBytes;
 use super::secure::Secure;
 use crate::limits::SEND_BYTES_MAX;
 use crate::rdma::transport::{ConnectionId, Received};
-use crate::registry::Place;
+use crate::registry::SessionReservation;
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
 use crate::tls::{PeerIdentity, TlsServer};
@@ -45,7 +45,7 @@ pub(super) enum Placing {
 
 /// A receive that waits until the peer has taken what it asked for.
 #[derive(Debug)]
-pub(super) enum Held {
+pub(super) enum PausedRecv {
     /// Messages that are here already have to be looked at first.
     Messages,
     /// The receive itself.
@@ -89,15 +89,15 @@ pub(super) struct Lane {
     pub(super) receiving: bool,
     pub(super) sequence_in: u64,
     /// What was to be received next, when the peer had to take answers first.
-    pub(super) held: Option<Held>,
+    pub(super) paused: Option<PausedRecv>,
     /// Since when.
-    pub(super) held_at: Instant,
+    pub(super) paused_at: Instant,
     /// It waits for a longer buffer.
     pub(super) starved: bool,
     /// Another loop has handed it over.
     pub(super) was_handed: bool,
     /// The session to be of an RDMA connection; its loop counts it already.
-    pub(super) place: Option<Place>,
+    pub(super) reservation: Option<SessionReservation>,
     /// Set at accept: there is no room for this connection, which its `Hello` is answered with.
     pub(super) turned_away: bool,
 
@@ -146,13 +146,13 @@ impl Lane {
             scatter: Some(Scatter::new()),
             receiving: false,
             sequence_in: 0,
-            held: None,
+            paused: None,
             outbox: Vec::new(),
             backlog: VecDeque::new(),
-            held_at: opened_at,
+            paused_at: opened_at,
             starved: false,
             was_handed: false,
-            place: None,
+            reservation: None,
             turned_away: false,
             pending: Gather::new(),
             spare: Some(Gather::new()),

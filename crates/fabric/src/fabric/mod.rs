@@ -43,7 +43,7 @@ use crate::log_limit::LogLimit;
 use crate::random::Random;
 use crate::registration;
 use crate::registry::{LoopId, Registry};
-use crate::session::{self, Agreed, CloseReason, Health, Identity, Intake, Liveness, Terms};
+use crate::session::{self, Agreed, CloseReason, Identity, Intake, KeepAliveStep, Liveness, Terms};
 use crate::slots::{SessionId, SessionKind, Slots};
 use crate::tls::{PeerIdentity, ServerTls, TlsClient};
 use crate::windows::Windows;
@@ -532,8 +532,8 @@ impl Fabric {
         let now = reactor.now();
         // A peer may say what it likes while we do not listen; whether it takes what we have said is watched instead.
         let is_unheard = |(slot, session): &(SessionId, &Session)| {
-            let is_held = |lane: &LaneId| self.lanes.get(*lane).is_some_and(|lane| lane.held.is_some());
-            session.lanes.iter().flatten().any(is_held) && self.is_held(*slot)
+            let is_paused = |lane: &LaneId| self.lanes.get(*lane).is_some_and(|lane| lane.paused.is_some());
+            session.lanes.iter().flatten().any(is_paused) && self.is_held(*slot)
         };
         let unheard: Vec<SessionId> = self.sessions.iter().filter(is_unheard).map(|(slot, _)| slot).collect();
         for slot in unheard {
@@ -544,12 +544,12 @@ impl Fabric {
         let mut checks = Vec::new();
         for (slot, session) in self.sessions.iter_mut().filter(|(_, session)| session.up && !session.down) {
             match session.liveness.check(now) {
-                Health::Well => {}
-                health => checks.push((slot, health)),
+                KeepAliveStep::Wait => {}
+                due => checks.push((slot, due)),
             }
         }
-        for (slot, health) in checks {
-            if health == Health::Probe {
+        for (slot, due) in checks {
+            if due == KeepAliveStep::Probe {
                 self.send(slot, Header::new(Kind::Ping));
             } else {
                 self.close(reactor, slot, CloseReason::Silent);

@@ -22,7 +22,7 @@ use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
 use crate::rdma::transport::{ConnectionId, Event as RdmaEvent, Received, Transport};
 use crate::registration::{Counters, Limits, Mode};
-use crate::registry::Place;
+use crate::registry::SessionReservation;
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
 use crate::tls::ServerTls;
@@ -250,7 +250,7 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         (connection, peer): (ConnectionId, Option<SocketAddr>),
-        place: Place,
+        reservation: SessionReservation,
     ) {
         let stranger = match (&self.admits, peer) {
             (Some(admits), Some(peer)) => !admits(peer),
@@ -275,7 +275,7 @@ impl Fabric {
             return rdma.transport.refuse(connection, code);
         }
         let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
-        (lane.connection, lane.place) = (Some(connection), Some(place));
+        (lane.connection, lane.reservation) = (Some(connection), Some(reservation));
         let slot = self.lanes.insert(lane);
         self.handshakes += 1;
         rdma.lanes.insert(connection, slot);

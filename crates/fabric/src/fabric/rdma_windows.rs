@@ -62,7 +62,7 @@ impl Fabric {
         (frame, start, len): (Frame, usize, usize),
         context: u64,
     ) -> Result<WindowKey, (OpenError, Option<Frame>)> {
-        match self.expose(session, Memory::Target(frame, start, len), context) {
+        match self.expose(session, ToExpose::Target(frame, start, len), context) {
             Ok(opened) => opened,
             Err(memory) if self.windows.is_full() => Err((OpenError::Full, memory.into_frame())),
             Err(memory) => {
@@ -84,7 +84,7 @@ impl Fabric {
         (frame, start, len): (Rc<Frame>, usize, usize),
         context: u64,
     ) -> Result<WindowKey, OpenError> {
-        if let Ok(opened) = self.expose(session, Memory::Source(Rc::clone(&frame), start, len), context) {
+        if let Ok(opened) = self.expose(session, ToExpose::Source(Rc::clone(&frame), start, len), context) {
             return opened.map_err(|(error, _)| error);
         }
         self.windows.open_source(&mut self.random, session, (frame, start, len), context).ok_or(OpenError::Full)
@@ -166,7 +166,7 @@ impl Fabric {
 
     /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
     /// is at its end.
-    fn expose(&mut self, session: SessionId, memory: Memory, context: u64) -> Result<Exposing, Memory> {
+    fn expose(&mut self, session: SessionId, memory: ToExpose, context: u64) -> Result<Exposing, ToExpose> {
         let (Some(connection), Some(rdma)) = (self.rdma_connection_of(session), &self.rdma_lanes) else {
             return Err(memory);
         };
@@ -175,13 +175,13 @@ impl Fabric {
             return refused(OpenError::Full, memory.into_frame());
         }
         let (opened, bytes) = match memory {
-            Memory::Target(frame, start, len) => {
+            ToExpose::Target(frame, start, len) => {
                 let opened = rdma.transport.open_target(connection, (frame, start, len));
-                (opened.map_err(|(error, frame)| (error, frame.map(|frame| Memory::Target(frame, start, len)))), len)
+                (opened.map_err(|(error, frame)| (error, frame.map(|frame| ToExpose::Target(frame, start, len)))), len)
             }
-            Memory::Source(frame, start, len) => {
+            ToExpose::Source(frame, start, len) => {
                 let opened = rdma.transport.open_source(connection, (Rc::clone(&frame), start, len));
-                (opened.map_err(|error| (error, Some(Memory::Source(frame, start, len)))), len)
+                (opened.map_err(|error| (error, Some(ToExpose::Source(frame, start, len)))), len)
             }
         };
         let (error, memory) = match opened {
@@ -198,7 +198,7 @@ impl Fabric {
         }
         match memory {
             Some(memory) if refusal != Refusal::Alone => Err(memory),
-            memory => refused(OpenError::Rdma(error), memory.and_then(Memory::into_frame)),
+            memory => refused(OpenError::Rdma(error), memory.and_then(ToExpose::into_frame)),
         }
     }
 
@@ -311,14 +311,14 @@ impl Refusal {
 }
 
 /// Memory that is to be opened.
-enum Memory {
+enum ToExpose {
     /// For the peer to fill.
     Target(Frame, usize, usize),
     /// For the peer to read.
     Source(Rc<Frame>, usize, usize),
 }
 
-impl Memory {
+impl ToExpose {
     /// A target's frame.
     fn into_frame(self) -> Option<Frame> {
         match self {

@@ -8,7 +8,7 @@ use byway_reactor::limits::{RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES};
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, Need, Op, Reactor, Scatter};
 
-use super::lane::{Held, Lane, LaneId, Phase, Placing};
+use super::lane::{Lane, LaneId, PausedRecv, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
 use crate::checksum::payload_checksum;
 use crate::feedback::Stall;
@@ -99,7 +99,7 @@ impl Fabric {
         let held = self.lanes.get(slot).and_then(|lane| lane.session).is_some_and(|session| self.is_held(session));
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if held {
-            (lane.held, lane.held_at) = (Some(Held::Receive(op)), self.clock);
+            (lane.paused, lane.paused_at) = (Some(PausedRecv::Receive(op)), self.clock);
             return;
         }
         lane.receiving = true;
@@ -159,7 +159,7 @@ impl Fabric {
         for slot in std::mem::take(&mut self.starved) {
             let Some(lane) = self.lanes.get_mut(slot) else { continue };
             lane.starved = false;
-            if lane.phase == Phase::Up && lane.held.take().is_some() {
+            if lane.phase == Phase::Up && lane.paused.take().is_some() {
                 self.control_came(reactor, slot, 0, handler);
             }
         }
@@ -168,7 +168,7 @@ impl Fabric {
     /// A session's peer has taken something: goes on with what was held.
     pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
         let Some(state) = self.sessions.get(session) else { return };
-        let waits = |lane: &Lane| lane.held.is_some() || !lane.backlog.is_empty();
+        let waits = |lane: &Lane| lane.paused.is_some() || !lane.backlog.is_empty();
         let is_held = |slot: &&LaneId| self.lanes.get(**slot).is_some_and(waits);
         let held: Vec<LaneId> = state.lanes.iter().flatten().filter(is_held).copied().collect();
         for slot in held {
@@ -180,15 +180,15 @@ impl Fabric {
                 self.take_backlog(reactor, slot, handler);
                 continue;
             }
-            let held = lane.held.take();
+            let held = lane.paused.take();
             if let (Some(_), Some(state)) = (&held, self.sessions.get_mut(session)) {
-                self.delays.note_stall(&mut state.meter, Stall::Take, self.clock.since(lane.held_at));
+                self.delays.note_stall(&mut state.meter, Stall::Take, self.clock.since(lane.paused_at));
             }
             match held {
                 None => {}
-                Some(Held::Receive(op)) => self.submit_receive(reactor, slot, op),
-                Some(Held::Messages) if lane.secure.is_some() => self.ciphertext_came(reactor, slot, 0, handler),
-                Some(Held::Messages) => self.control_came(reactor, slot, 0, handler),
+                Some(PausedRecv::Receive(op)) => self.submit_receive(reactor, slot, op),
+                Some(PausedRecv::Messages) if lane.secure.is_some() => self.ciphertext_came(reactor, slot, 0, handler),
+                Some(PausedRecv::Messages) => self.control_came(reactor, slot, 0, handler),
             }
         }
     }
@@ -197,8 +197,8 @@ impl Fabric {
     pub(super) fn return_lent(&mut self, slot: LaneId) {
         let Some(lane) = self.lanes.get_mut(slot).filter(|lane| !lane.receiving) else { return };
         let Some(Placing::Window(header)) = lane.placing.take() else { return };
-        let held = match lane.held.take() {
-            Some(Held::Receive(Op::Recv { mut into, .. })) => into.drain().next().map(|piece| piece.frame),
+        let held = match lane.paused.take() {
+            Some(PausedRecv::Receive(Op::Recv { mut into, .. })) => into.drain().next().map(|piece| piece.frame),
             _ => None,
         };
         let target = || Some(lane.secure.as_mut()?.target.take()?.0);
@@ -268,8 +268,8 @@ impl Fabric {
         if self.is_held(session) {
             frame.bytes_mut().copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {
-                (lane.filled, lane.frame, lane.held) = (left, Some(frame), Some(Held::Messages));
-                lane.held_at = self.clock;
+                (lane.filled, lane.frame, lane.paused) = (left, Some(frame), Some(PausedRecv::Messages));
+                lane.paused_at = self.clock;
             }
             return;
         }
@@ -295,7 +295,7 @@ impl Fabric {
             lane.filled = left;
             lane.frame = Some(frame);
             if starved {
-                lane.held = Some(Held::Messages);
+                lane.paused = Some(PausedRecv::Messages);
                 if !std::mem::replace(&mut lane.starved, true) {
                     self.starved.push(slot);
                 }

@@ -7,7 +7,7 @@ use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
 use byway_reactor::{Frame, Gather, Need, Reactor};
 
 use super::lane::LaneId;
-use super::lane::{Held, Phase, Placing};
+use super::lane::{PausedRecv, Phase, Placing};
 use super::receive::{HEADER_FRAME_BYTES, check_bulk};
 use super::{Fabric, Handler, SEND, token};
 use crate::session::{self, CloseReason};
@@ -127,7 +127,7 @@ impl Fabric {
         let session = lane.session;
         if session.is_some_and(|session| self.is_held(session)) {
             if let Some(lane) = self.lanes.get_mut(slot) {
-                (lane.held, lane.held_at) = (Some(Held::Messages), self.clock);
+                (lane.paused, lane.paused_at) = (Some(PausedRecv::Messages), self.clock);
             }
             return;
         }

@@ -12,7 +12,7 @@
 use byway_reactor::{Errno, Frame, FramePool, Gather, Reactor, Socket};
 use zerocopy::FromBytes;
 
-use super::grants::Place;
+use super::grants::PeerAddress;
 use super::rdma_windows::UseId;
 use super::transfer::Remote;
 use super::wire::Wire;
@@ -100,7 +100,7 @@ impl Fabric {
     }
 
     /// The place of a window of the peer, if we can reach it, and over which stream.
-    fn place_of(&self, session: SessionId, (at, len): (Remote, usize), right: u8) -> Option<(Socket, Place)> {
+    fn place_of(&self, session: SessionId, (at, len): (Remote, usize), right: u8) -> Option<(Socket, PeerAddress)> {
         let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
         let shm = state.wire.shm()?;
         Some((shm.taken_over?, shm.grants.find(at, len, right).ok()?))

@@ -13,7 +13,7 @@ use byway_reactor::{Errno, Frame, FramePool};
 
 use super::device::{Device, DeviceInner};
 use super::error::RdmaError;
-use super::memory::Memory;
+use super::memory::Registrable;
 use super::quarantine::Ending;
 use super::verbs::{self, Mr, Pd};
 
@@ -50,7 +50,7 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Self::register_pool`]; the memory is dropped.
-    pub fn register(&self, memory: impl Into<Memory>) -> Result<Region, RdmaError> {
+    pub fn register(&self, memory: impl Into<Registrable>) -> Result<Region, RdmaError> {
         let memory = memory.into();
         let registration = Registration::new(self, memory.as_ptr(), memory.len(), verbs::IBV_ACCESS_LOCAL_WRITE)?;
         Ok(Region(Registered { registration, memory: ManuallyDrop::new(memory) }))
@@ -60,7 +60,7 @@ impl Domain {
     ///
     /// # Errors
     /// As [`Self::register_pool`]; the memory is dropped.
-    pub fn open_window(&self, memory: impl Into<Memory>, rights: Rights) -> Result<Window, RdmaError> {
+    pub fn open_window(&self, memory: impl Into<Registrable>, rights: Rights) -> Result<Window, RdmaError> {
         let memory = memory.into();
         let range = 0..memory.len();
         self.open(Exposed::Own(memory), range, rights).map_err(|(error, _)| error)
@@ -72,7 +72,7 @@ impl Domain {
     /// As [`Self::register_pool`]; the memory is dropped. [`RdmaError::Range`] if there is no such range.
     pub fn open_range(
         &self,
-        memory: impl Into<Memory>,
+        memory: impl Into<Registrable>,
         range: Range<usize>,
         rights: Rights,
     ) -> Result<Window, RdmaError> {
@@ -92,9 +92,10 @@ impl Domain {
     /// # Errors
     /// As [`Self::open_range`], with the frame.
     pub fn open_frame(&self, frame: Frame, range: Range<usize>) -> Result<Window, (RdmaError, Option<Frame>)> {
-        self.open(Exposed::Own(Memory::Frame(frame)), range, Rights::Write).map_err(|(error, memory)| match memory {
-            Exposed::Own(Memory::Frame(frame)) => (error, Some(frame)),
-            Exposed::Own(Memory::Buffer(_)) | Exposed::Shared(_) => (error, None),
+        self.open(Exposed::Own(Registrable::Frame(frame)), range, Rights::Write).map_err(|(error, memory)| match memory
+        {
+            Exposed::Own(Registrable::Frame(frame)) => (error, Some(frame)),
+            Exposed::Own(Registrable::Buffer(_)) | Exposed::Shared(_) => (error, None),
         })
     }
 
@@ -261,7 +262,7 @@ trait GiveUp: 'static {
     fn note_given_up(&self);
 }
 
-impl GiveUp for Memory {
+impl GiveUp for Registrable {
     fn note_given_up(&self) {
         if let Self::Frame(frame) = self {
             frame.note_given_up();
@@ -294,7 +295,7 @@ impl<M: GiveUp> Drop for Registered<M> {
 
 /// Memory registered by itself, for the operations of this process.
 #[derive(Debug)]
-pub struct Region(Registered<Memory>);
+pub struct Region(Registered<Registrable>);
 
 impl Region {
     pub(super) fn note_given_up(&self) {
@@ -307,14 +308,14 @@ impl Region {
 }
 
 impl Deref for Region {
-    type Target = Memory;
-    fn deref(&self) -> &Memory {
+    type Target = Registrable;
+    fn deref(&self) -> &Registrable {
         &self.0.memory
     }
 }
 
 impl DerefMut for Region {
-    fn deref_mut(&mut self) -> &mut Memory {
+    fn deref_mut(&mut self) -> &mut Registrable {
         &mut self.0.memory
     }
 }

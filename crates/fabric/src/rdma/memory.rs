@@ -74,26 +74,26 @@ impl std::fmt::Debug for Buffer {
 
 /// What can be registered by itself.
 #[derive(Debug)]
-pub enum Memory {
+pub enum Registrable {
     /// A frame.
     Frame(Frame),
     /// A range of any length.
     Buffer(Buffer),
 }
 
-impl From<Frame> for Memory {
+impl From<Frame> for Registrable {
     fn from(frame: Frame) -> Self {
         Self::Frame(frame)
     }
 }
 
-impl From<Buffer> for Memory {
+impl From<Buffer> for Registrable {
     fn from(buffer: Buffer) -> Self {
         Self::Buffer(buffer)
     }
 }
 
-impl Memory {
+impl Registrable {
     /// Bytes.
     pub fn len(&self) -> usize {
         match self {
@@ -141,14 +141,14 @@ impl Memory {
 /// A piece of registered memory. It owns what it names, alone or with others.
 #[derive(Debug)]
 pub struct Segment {
-    held: Held,
+    memory: SegmentMemory,
     range: Range<usize>,
     /// Where a frame is registered that is not so by itself.
     pool: Option<Rc<PoolRegion>>,
 }
 
 #[derive(Debug)]
-enum Held {
+enum SegmentMemory {
     Frame(Frame),
     SharedFrame(Rc<Frame>),
     /// Of no pool, with its registration.
@@ -164,7 +164,7 @@ impl Segment {
         if !pool.contains(&frame) || !fits(&range, frame.len()) {
             return Err(frame);
         }
-        Ok(Self { held: Held::Frame(frame), range, pool: Some(Rc::clone(pool)) })
+        Ok(Self { memory: SegmentMemory::Frame(frame), range, pool: Some(Rc::clone(pool)) })
     }
 
     /// `range` of a frame of no pool, whose memory was registered: `kept` is of all of it. The frame comes back if it is shorter.
@@ -172,7 +172,7 @@ impl Segment {
         if !fits(&range, frame.len()) {
             return Err(frame);
         }
-        Ok(Self { held: Held::KeptFrame(Box::new((frame, kept))), range, pool: None })
+        Ok(Self { memory: SegmentMemory::KeptFrame(Box::new((frame, kept))), range, pool: None })
     }
 
     /// The same for a frame that others read meanwhile.
@@ -180,7 +180,7 @@ impl Segment {
         if !fits(&range, frame.len()) {
             return Err(frame);
         }
-        Ok(Self { held: Held::SharedKeptFrame(Box::new((frame, kept))), range, pool: None })
+        Ok(Self { memory: SegmentMemory::SharedKeptFrame(Box::new((frame, kept))), range, pool: None })
     }
 
     /// The same for a frame that others read meanwhile: for what is sent, not for what is received.
@@ -188,7 +188,7 @@ impl Segment {
         if !pool.contains(&frame) || !fits(&range, frame.len()) {
             return Err(frame);
         }
-        Ok(Self { held: Held::SharedFrame(frame), range, pool: Some(Rc::clone(pool)) })
+        Ok(Self { memory: SegmentMemory::SharedFrame(frame), range, pool: Some(Rc::clone(pool)) })
     }
 
     /// `range` of a region, which comes back if it is shorter.
@@ -196,7 +196,7 @@ impl Segment {
         if !fits(&range, region.len()) {
             return Err(region);
         }
-        Ok(Self { held: Held::Region(region), range, pool: None })
+        Ok(Self { memory: SegmentMemory::Region(region), range, pool: None })
     }
 
     /// The same for a region that others read meanwhile.
@@ -204,7 +204,7 @@ impl Segment {
         if !fits(&range, region.len()) {
             return Err(region);
         }
-        Ok(Self { held: Held::SharedRegion(region), range, pool: None })
+        Ok(Self { memory: SegmentMemory::SharedRegion(region), range, pool: None })
     }
 
     /// Its bytes.
@@ -212,13 +212,13 @@ impl Segment {
     /// # Panics
     /// It is of a frame that is not [private](Frame::is_private).
     pub fn bytes(&self) -> &[u8] {
-        let all: &[u8] = match &self.held {
-            Held::Frame(frame) => frame.bytes(),
-            Held::SharedFrame(frame) => frame.bytes(),
-            Held::KeptFrame(kept) => kept.0.bytes(),
-            Held::SharedKeptFrame(kept) => kept.0.bytes(),
-            Held::Region(region) => region.bytes(),
-            Held::SharedRegion(region) => region.bytes(),
+        let all: &[u8] = match &self.memory {
+            SegmentMemory::Frame(frame) => frame.bytes(),
+            SegmentMemory::SharedFrame(frame) => frame.bytes(),
+            SegmentMemory::KeptFrame(kept) => kept.0.bytes(),
+            SegmentMemory::SharedKeptFrame(kept) => kept.0.bytes(),
+            SegmentMemory::Region(region) => region.bytes(),
+            SegmentMemory::SharedRegion(region) => region.bytes(),
         };
         &all[self.range.clone()]
     }
@@ -228,11 +228,13 @@ impl Segment {
     /// # Panics
     /// As for [`Segment::bytes`].
     pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        let all: &mut [u8] = match &mut self.held {
-            Held::Frame(frame) => frame.bytes_mut(),
-            Held::KeptFrame(kept) => kept.0.bytes_mut(),
-            Held::Region(region) => region.bytes_mut(),
-            Held::SharedFrame(_) | Held::SharedKeptFrame(_) | Held::SharedRegion(_) => return None,
+        let all: &mut [u8] = match &mut self.memory {
+            SegmentMemory::Frame(frame) => frame.bytes_mut(),
+            SegmentMemory::KeptFrame(kept) => kept.0.bytes_mut(),
+            SegmentMemory::Region(region) => region.bytes_mut(),
+            SegmentMemory::SharedFrame(_) | SegmentMemory::SharedKeptFrame(_) | SegmentMemory::SharedRegion(_) => {
+                return None;
+            }
         };
         Some(&mut all[self.range.clone()])
     }
@@ -249,45 +251,48 @@ impl Segment {
 
     /// The frame, if it is one and is not shared.
     pub fn into_frame(self) -> Option<Frame> {
-        match self.held {
-            Held::Frame(frame) => Some(frame),
-            Held::SharedFrame(frame) => Rc::into_inner(frame),
-            Held::KeptFrame(kept) => Some(kept.0),
-            Held::SharedKeptFrame(kept) => Rc::into_inner(kept.0),
-            Held::Region(_) | Held::SharedRegion(_) => None,
+        match self.memory {
+            SegmentMemory::Frame(frame) => Some(frame),
+            SegmentMemory::SharedFrame(frame) => Rc::into_inner(frame),
+            SegmentMemory::KeptFrame(kept) => Some(kept.0),
+            SegmentMemory::SharedKeptFrame(kept) => Rc::into_inner(kept.0),
+            SegmentMemory::Region(_) | SegmentMemory::SharedRegion(_) => None,
         }
     }
 
     /// The region, if it is one and is not shared.
     pub fn into_region(self) -> Option<Region> {
-        match self.held {
-            Held::Region(region) => Some(region),
-            Held::SharedRegion(region) => Rc::into_inner(region),
-            Held::Frame(_) | Held::SharedFrame(_) | Held::KeptFrame(_) | Held::SharedKeptFrame(_) => None,
+        match self.memory {
+            SegmentMemory::Region(region) => Some(region),
+            SegmentMemory::SharedRegion(region) => Rc::into_inner(region),
+            SegmentMemory::Frame(_)
+            | SegmentMemory::SharedFrame(_)
+            | SegmentMemory::KeptFrame(_)
+            | SegmentMemory::SharedKeptFrame(_) => None,
         }
     }
 
     fn note_given_up(&self) {
-        match &self.held {
-            Held::Frame(frame) => frame.note_given_up(),
-            Held::SharedFrame(frame) => frame.note_given_up(),
-            Held::KeptFrame(kept) => kept.0.note_given_up(),
-            Held::SharedKeptFrame(kept) => kept.0.note_given_up(),
-            Held::Region(region) => region.note_given_up(),
-            Held::SharedRegion(region) => region.note_given_up(),
+        match &self.memory {
+            SegmentMemory::Frame(frame) => frame.note_given_up(),
+            SegmentMemory::SharedFrame(frame) => frame.note_given_up(),
+            SegmentMemory::KeptFrame(kept) => kept.0.note_given_up(),
+            SegmentMemory::SharedKeptFrame(kept) => kept.0.note_given_up(),
+            SegmentMemory::Region(region) => region.note_given_up(),
+            SegmentMemory::SharedRegion(region) => region.note_given_up(),
         }
     }
 
     fn is_exclusive(&self) -> bool {
-        matches!(self.held, Held::Frame(_) | Held::KeptFrame(_) | Held::Region(_))
+        matches!(self.memory, SegmentMemory::Frame(_) | SegmentMemory::KeptFrame(_) | SegmentMemory::Region(_))
     }
 
     fn lkey(&self) -> u32 {
-        match (&self.held, &self.pool) {
-            (Held::Region(region), _) => region.lkey(),
-            (Held::SharedRegion(region), _) => region.lkey(),
-            (Held::KeptFrame(kept), _) => kept.1.lkey(),
-            (Held::SharedKeptFrame(kept), _) => kept.1.lkey(),
+        match (&self.memory, &self.pool) {
+            (SegmentMemory::Region(region), _) => region.lkey(),
+            (SegmentMemory::SharedRegion(region), _) => region.lkey(),
+            (SegmentMemory::KeptFrame(kept), _) => kept.1.lkey(),
+            (SegmentMemory::SharedKeptFrame(kept), _) => kept.1.lkey(),
             (_, Some(pool)) => pool.lkey(),
             // Not made: a frame comes with its pool. The device would refuse it.
             (_, None) => 0,
@@ -296,13 +301,13 @@ impl Segment {
 
     /// For the device: where it is.
     fn sge(&self) -> Sge {
-        let base = match &self.held {
-            Held::Frame(frame) => frame.as_ptr(),
-            Held::SharedFrame(frame) => frame.as_ptr(),
-            Held::KeptFrame(kept) => kept.0.as_ptr(),
-            Held::SharedKeptFrame(kept) => kept.0.as_ptr(),
-            Held::Region(region) => region.as_ptr(),
-            Held::SharedRegion(region) => region.as_ptr(),
+        let base = match &self.memory {
+            SegmentMemory::Frame(frame) => frame.as_ptr(),
+            SegmentMemory::SharedFrame(frame) => frame.as_ptr(),
+            SegmentMemory::KeptFrame(kept) => kept.0.as_ptr(),
+            SegmentMemory::SharedKeptFrame(kept) => kept.0.as_ptr(),
+            SegmentMemory::Region(region) => region.as_ptr(),
+            SegmentMemory::SharedRegion(region) => region.as_ptr(),
         };
         Sge { addr: base as u64 + self.range.start as u64, length: self.len() as u32, lkey: self.lkey() }
     }
@@ -405,13 +410,13 @@ impl Segment {
     /// A whole frame that no device knows, for tests of what becomes of it.
     pub(in crate::rdma) fn unregistered(frame: Frame) -> Self {
         let range = 0..frame.len();
-        Self { held: Held::Frame(frame), range, pool: None }
+        Self { memory: SegmentMemory::Frame(frame), range, pool: None }
     }
 
     /// The same for a frame that others read meanwhile.
     fn unregistered_shared(frame: Rc<Frame>) -> Self {
         let range = 0..frame.len();
-        Self { held: Held::SharedFrame(frame), range, pool: None }
+        Self { memory: SegmentMemory::SharedFrame(frame), range, pool: None }
     }
 }
 

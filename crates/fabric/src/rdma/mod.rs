@@ -43,7 +43,7 @@ pub use endpoint::{AskedEndpoint, Endpoint, Listener};
 pub use error::{Fault, PostError, RdmaError, Refused, WorkError};
 pub use library::Library;
 pub use local::{Kept, LocalMemory};
-pub use memory::{Buffer, Memory, Payload, Segment};
+pub use memory::{Buffer, Payload, Registrable, Segment};
 pub use operations::{Completion, Kind};
 pub use queue_pair::{QueuePairOptions, Report, Work};
 pub use receive::SharedReceiveQueue;

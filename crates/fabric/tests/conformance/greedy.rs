@@ -8,7 +8,7 @@ use byway_fabric::{CloseReason, Options, PayloadMeta, Remote, SessionId};
 use byway_reactor::{Gather, Wait};
 use zerocopy::FromZeros;
 
-use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
+use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, Wire, pattern};
 
 fn simulated() -> Rig {
     let mut options = Options::new(7);
@@ -117,7 +117,7 @@ fn a_peer_that_takes_slowly_is_not_taken_for_one_that_has_stopped_or_died() {
     }
     // The client owes this all the time, and the server does not hear it: it waits until its own queue is short.
     let into = rig.server().reactor.frames().alloc(100).unwrap();
-    let End { reactor, fabric, .. } = rig.server();
+    let RigEnd { reactor, fabric, .. } = rig.server();
     assert!(fabric.get(reactor, server, from, into, 9).is_ok());
     let mut came = [0; 2];
     rig.until("all of it", |rig| {

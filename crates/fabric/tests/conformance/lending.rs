@@ -6,7 +6,7 @@ use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowAdvert};
 use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, SessionId, WindowError, WindowKey};
 use byway_reactor::{Errno, Frame, Mapping};
 
-use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
+use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, Wire, pattern};
 
 const LEN: usize = 70_001;
 /// Where the window begins in its memory.
@@ -19,7 +19,7 @@ fn lends(rig: &Rig) -> bool {
 
 /// The window of one end in its mapping, and what the other calls it. Whether the peer was lent it.
 fn open(rig: &mut Rig, (end, session): (usize, SessionId), mapping: &Mapping, write: bool) -> (WindowKey, bool) {
-    let End { reactor, fabric, .. } = &mut rig.ends[end];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[end];
     // SAFETY: nothing makes a reference to the mapping, and its frames are all of this loop.
     let frame = unsafe { Frame::over(mapping, AT, LEN) };
     let window = if write {
@@ -40,7 +40,7 @@ fn heard(rig: &mut Rig, from: (usize, SessionId)) {
 }
 
 fn get(rig: &mut Rig, (end, session): (usize, SessionId), from: Remote, len: usize) -> (Vec<u8>, Result<(), GetError>) {
-    let End { reactor, fabric, .. } = &mut rig.ends[end];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[end];
     let mut into = reactor.frames().alloc(len).expect("a frame");
     into.fill(0x22);
     fabric.get(reactor, session, from, into, 1).expect("there is room");
@@ -49,7 +49,7 @@ fn get(rig: &mut Rig, (end, session): (usize, SessionId), from: Remote, len: usi
 }
 
 fn put(rig: &mut Rig, (end, session): (usize, SessionId), to: Remote, bytes: &[u8]) -> Result<(), Errno> {
-    let End { reactor, fabric, .. } = &mut rig.ends[end];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[end];
     let route = fabric.route(session);
     let meta = PayloadMeta { len: bytes.len(), checksum: None };
     let push = |gather: &mut byway_reactor::Gather| gather.push_head(bytes);
@@ -113,7 +113,7 @@ pub fn a_window_is_reached_by_the_peer_itself_where_it_can_be(rig: &mut Rig) {
             assert!(bytes.iter().all(|byte| *byte == 0x22));
         }
         for window in [read, written] {
-            let End { reactor, fabric, .. } = &mut rig.ends[owner];
+            let RigEnd { reactor, fabric, .. } = &mut rig.ends[owner];
             let told = fabric.recall(reactor, ours.1, window);
             assert_eq!(told, lends(rig));
             drop(rig.ends[owner].fabric.windows().close(window));
@@ -133,7 +133,7 @@ pub fn a_window_is_reached_by_the_peer_itself_where_it_can_be(rig: &mut Rig) {
 }
 
 fn close(rig: &mut Rig, (owner, session): (usize, SessionId), window: WindowKey) {
-    let End { reactor, fabric, .. } = &mut rig.ends[owner];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[owner];
     let told = fabric.recall(reactor, session, window);
     drop(fabric.windows().close(window));
     if told {
@@ -270,7 +270,7 @@ pub fn what_a_lost_peer_could_write_is_taken_from_it(rig: &mut Rig) {
         let (window, lent) = open(rig, (owner, names[owner]), &memory, true);
         heard(rig, (owner, names[owner]));
         let ends = if gives_up { owner } else { 1 - owner };
-        let End { reactor, fabric, .. } = &mut rig.ends[ends];
+        let RigEnd { reactor, fabric, .. } = &mut rig.ends[ends];
         fabric.close(reactor, names[ends], CloseReason::Closed);
         for end in [owner, 1 - owner] {
             rig.until("the end", |rig| rig.ends[end].take(|event| matches!(event, Event::Drained).then_some(())));
@@ -291,7 +291,7 @@ pub fn what_a_peer_cannot_have_placed_is_not_believed(rig: &mut Rig) {
     let memory = filled(&pattern(1, LEN));
     let _ = open(rig, (CLIENT, client), &memory, false);
     heard(rig, (CLIENT, client));
-    let End { reactor, fabric, .. } = &mut rig.ends[CLIENT];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[CLIENT];
     let frame = reactor.frames().alloc(100).expect("a frame");
     let window = fabric.open_target(client, (frame, 0, 100), 0).expect("there is room");
     let mut header = Header::new(Kind::Data);

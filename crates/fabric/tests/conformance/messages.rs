@@ -5,7 +5,7 @@ use byway_fabric::wire::{HEADER_BYTES, Header, Kind};
 use byway_fabric::{PayloadMeta, SessionId};
 use byway_reactor::Wait;
 
-use crate::rig::{CLIENT, End, Event, Rig, SERVER, pattern};
+use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, pattern};
 
 fn lens() -> Vec<usize> {
     let edges = [0, 1, 16, 127, 128, 4095, 4096, 4097, SMALL_BYTES_MAX - 1, SMALL_BYTES_MAX];
@@ -77,7 +77,7 @@ pub fn messages_that_were_held_back_for_answers_are_all_answered(rig: &mut Rig) 
         rig.client().fabric.send(client, Header::new(Kind::Message));
     }
     rig.client().turn(Wait::Poll);
-    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let (route, meta) = (fabric.route(server), PayloadMeta { len: LEN, checksum: None });
     let head = vec![9; HEADS];
     let data = (to, Header::new(Kind::Data));

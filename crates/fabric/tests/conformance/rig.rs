@@ -64,7 +64,7 @@ pub enum Event {
 }
 
 /// One end: its loop, its fabric, what it was told.
-pub struct End {
+pub struct RigEnd {
     pub reactor: Reactor,
     pub fabric: Fabric,
     pub log: Log,
@@ -136,7 +136,7 @@ impl Handler for Log {
     }
 }
 
-impl End {
+impl RigEnd {
     fn new(reactor: Reactor, options: Options) -> Self {
         Self {
             reactor,
@@ -233,7 +233,7 @@ fn assert_margins(front: &[u8], back: &[u8]) {
 /// Both ends: the server is 0, the client 1.
 pub struct Rig {
     pub wire: Wire,
-    pub ends: Vec<End>,
+    pub ends: Vec<RigEnd>,
     pub address: Address,
     world: Option<World>,
     folder: tempfile::TempDir,
@@ -276,7 +276,7 @@ impl Rig {
                 return None;
             }
         };
-        let mut server = End::new(server, options);
+        let mut server = RigEnd::new(server, options);
         server.fabric.serve(&server.reactor, Arc::new(Registry::new(1)));
         let asked = match wire {
             Wire::Tcp(_) => Address::Tcp(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), 0)),
@@ -294,18 +294,18 @@ impl Rig {
                 _ => asked,
             }
         };
-        let mut client = End::new(client, options);
+        let mut client = RigEnd::new(client, options);
         if matches!(wire, Wire::Shared(_, Arena::Lent)) {
             client.fabric.lend(FramePool::shared(POOL_BYTES).expect("an arena"));
         }
         Some(Self { wire, ends: vec![server, client], address, world, folder, sessions: 0, options })
     }
 
-    pub fn server(&mut self) -> &mut End {
+    pub fn server(&mut self) -> &mut RigEnd {
         &mut self.ends[SERVER]
     }
 
-    pub fn client(&mut self) -> &mut End {
+    pub fn client(&mut self) -> &mut RigEnd {
         &mut self.ends[CLIENT]
     }
 
@@ -360,14 +360,15 @@ impl Rig {
             nonce: number.to_le_bytes().repeat(2).try_into().expect("16 bytes"),
         };
         let address = self.address.clone();
-        let End { reactor, fabric, .. } = &mut self.ends[CLIENT];
+        let RigEnd { reactor, fabric, .. } = &mut self.ends[CLIENT];
         fabric.connect(reactor, address, identity)
     }
 
     /// A session that is up at both ends: the server's name of it and the client's. Puts are possible.
     pub fn session(&mut self) -> (SessionId, SessionId) {
         let client = self.connect();
-        let up = |end: &mut End| end.take(|event| if let Event::Up(session) = event { Some(*session) } else { None });
+        let up =
+            |end: &mut RigEnd| end.take(|event| if let Event::Up(session) = event { Some(*session) } else { None });
         assert_eq!(self.until("the client is up", |rig| up(rig.client())), client);
         let server = self.until("the server is up", |rig| up(rig.server()));
         self.until("lanes", |rig| rig.server().fabric.can_put(server).then_some(()));
@@ -395,7 +396,7 @@ impl Rig {
     pub fn put(&mut self, server: SessionId, to: Remote, bytes: &[u8], mark: u8) {
         let mut header = Header::new(Kind::Data);
         header.body[0] = mark;
-        let End { reactor, fabric, .. } = &mut self.ends[SERVER];
+        let RigEnd { reactor, fabric, .. } = &mut self.ends[SERVER];
         let checked = fabric.agreed(server).is_some_and(byway_fabric::Agreed::payload_checksum);
         let meta = PayloadMeta { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
         let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
@@ -415,7 +416,7 @@ impl Rig {
 
     /// The server gets `len` bytes, between margins that [`Self::got`] looks at.
     pub fn get(&mut self, server: SessionId, from: Remote, len: usize, context: u64) {
-        let End { reactor, fabric, targets, .. } = &mut self.ends[SERVER];
+        let RigEnd { reactor, fabric, targets, .. } = &mut self.ends[SERVER];
         let target = Mapping::new(len + 2 * MARGIN).expect("memory");
         // SAFETY: within the mapping, which nobody else has; whoever looks at it later looks beside the frame.
         let mut into = unsafe {
@@ -442,7 +443,7 @@ impl Rig {
             return self.server().reactor.add_file(Arc::new(file));
         };
         let file = OpenFile::simulated(world.disk(ip(SERVER)).file("mapped", bytes.len() as u64), options);
-        let End { reactor, .. } = self.server();
+        let RigEnd { reactor, .. } = self.server();
         let file = reactor.add_file(Arc::new(file));
         let mut from = reactor.frames().alloc(bytes.len()).expect("a frame");
         from.write(0, bytes);
@@ -472,7 +473,7 @@ impl Rig {
             }
             (None, Wire::Sim) => unreachable!("has a world"),
         };
-        self.ends[end] = End::new(reactor, self.options);
+        self.ends[end] = RigEnd::new(reactor, self.options);
     }
 
     /// Whether the server's own CPU reaches the client's windows.

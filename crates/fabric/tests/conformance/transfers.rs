@@ -7,7 +7,7 @@ use byway_fabric::limits::PAYLOAD_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{Options, PayloadChecksum, PayloadMeta, Remote};
 
-use crate::rig::{CLIENT, End, Event, Rig, SERVER, Wire, pattern};
+use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, Wire, pattern};
 
 const WINDOW: usize = 200_000;
 
@@ -82,7 +82,7 @@ pub fn a_put_gathers_many_pieces(rig: &mut Rig) {
     let bytes = pattern(8, PIECES * 1000);
     let window = rig.client().open_target(client, bytes.len() + 500);
     let to = rig.offer(client, window);
-    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let mut whole = reactor.frames().alloc(bytes.len()).expect("a frame");
     whole.write(0, &bytes);
     let whole = Rc::new(whole);
@@ -123,7 +123,7 @@ pub fn a_put_gathers_all_kinds_of_pieces(rig: &mut Rig) {
     }
     let window = rig.client().open_target(client, wanted.len() + 2 * FRONT);
     let to = rig.offer(client, window);
-    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let frame = |bytes: &[u8]| {
         let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
         frame.write(0, bytes);
@@ -204,7 +204,7 @@ pub fn payloads_with_checksums_are_checked(rig: &mut Rig) {
     // A wrong one ends the session.
     let window = rig.client().open_target(client, WINDOW);
     let to = rig.offer(client, window);
-    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let route = fabric.route(server);
     let meta = PayloadMeta { len: 20_000, checksum: Some(0x1234_5678) };
     let zeroes = |gather: &mut byway_reactor::Gather| gather.push_zeroes(20_000);
@@ -221,7 +221,7 @@ pub fn puts_of_more_than_the_pool_are_done_one_after_the_other(rig: &mut Rig) {
     let (server, client) = rig.session();
     let window = rig.client().open_target(client, LEN);
     let to = rig.offer(client, window);
-    let End { reactor, fabric, .. } = &mut rig.ends[SERVER];
+    let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let free = reactor.frames().free_bytes();
     let count = reactor.frames().bytes() / LEN + 8;
     for number in 0..count {
@@ -282,7 +282,7 @@ pub fn what_goes_and_comes_is_measured(rig: &mut Rig) {
     let from = rig.offer(client, source);
     rig.get(server, from, WINDOW, 3);
     assert_eq!(rig.got().2, Ok(()));
-    let feedback = |end: &End, session| end.fabric.feedback(&end.reactor, session).expect("it is up");
+    let feedback = |end: &RigEnd, session| end.fabric.feedback(&end.reactor, session).expect("it is up");
     let wanted = WINDOW as u64;
     // What was sent counts when the kernel, or the device, says so.
     rig.until("the put is counted", |rig| {

@@ -6,9 +6,9 @@
 //! when the kill is meant to be.
 
 mod bytes;
-mod held;
 mod peer;
 mod process;
+mod resources;
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,9 +21,9 @@ use byway_reactor::IoChoice;
 use byway_skip::SkipReason;
 
 use bytes::{CANARY, MARGIN, Random, WINDOW, read};
-use held::{Held, is_lent_to};
 use peer::{Lent, Peer};
 use process::Process;
+use resources::{HeldResources, is_lent_to};
 
 /// How long nothing takes.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -80,9 +80,9 @@ fn soon() -> Deadline {
 }
 
 /// Turns a node until it holds what it held at first; gives what it holds.
-fn held_at_rest(node: &Node, at_first: &Held, deadline: Instant) -> Held {
+fn held_at_rest(node: &Node, at_first: &HeldResources, deadline: Instant) -> HeldResources {
     loop {
-        let held = Held::by(node);
+        let held = HeldResources::by(node);
         if held == *at_first || Instant::now() >= deadline {
             return held;
         }
@@ -125,7 +125,7 @@ impl Survivor<'_> {
     }
 
     /// Whether the victim does what its role is, which it cannot but by what it was lent, or lends.
-    fn is_busy(&self, peer: &Peer<'_>, victim: u32, at_first: &Held) -> bool {
+    fn is_busy(&self, peer: &Peer<'_>, victim: u32, at_first: &HeldResources) -> bool {
         if (self.role.borrows() && peer.heard == 0) || (self.role.lends() && peer.done == 0) {
             return false;
         }
@@ -135,13 +135,13 @@ impl Survivor<'_> {
             return false;
         }
         if self.role.lends() {
-            assert!(Held::by(self.node).lent_files > at_first.lent_files, "we have the victim's memory");
+            assert!(HeldResources::by(self.node).lent_files > at_first.lent_files, "we have the victim's memory");
         }
         true
     }
 
     /// One victim from its start to its death; whether it was busy then.
-    fn round(&mut self, io: IoChoice, path: &Path, at_first: &Held) -> bool {
+    fn round(&mut self, io: IoChoice, path: &Path, at_first: &HeldResources) -> bool {
         let (moment, deadline) = (Moment::any(&mut self.random), Instant::now() + PATIENCE);
         let mut victim = Some(Process::start(self.role, io, self.random.below(u64::MAX), path));
         let id = victim.as_ref().map_or(0, Process::id);
@@ -201,7 +201,7 @@ fn a_node_survives(role: Role, io: IoChoice) {
         node.listen(&Address::Shared(path.clone())).unwrap();
     }
     let lent = Lent::new(&node, random.below(u64::MAX));
-    let at_first = Held::by(&node);
+    let at_first = HeldResources::by(&node);
     assert_eq!(at_first.counters(), (0, 0, 0, 0), "{at_first:?}");
     let mut survivor = Survivor { node: &node, lent: &lent, role, random, did: (0, 0) };
     let mut busy = 0;
@@ -257,9 +257,9 @@ fn guessed() -> Descriptor {
 }
 
 /// Says that something is over when dropped, also by a failure.
-struct Over<'a>(&'a AtomicBool);
+struct SetWhenDropped<'a>(&'a AtomicBool);
 
-impl Drop for Over<'_> {
+impl Drop for SetWhenDropped<'_> {
     fn drop(&mut self) {
         self.0.store(true, Ordering::Release);
     }
@@ -289,7 +289,7 @@ fn what_is_taken_back_is_out_of_reach(io: IoChoice) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("socket");
     node.listen(&Address::Shared(path.clone())).unwrap();
-    let at_first = Held::by(&node);
+    let at_first = HeldResources::by(&node);
     let mut taken_back = 0;
     for number in 0..kills() {
         let deadline = Instant::now() + PATIENCE;
@@ -307,7 +307,7 @@ fn what_is_taken_back_is_out_of_reach(io: IoChoice) {
         let is_over = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| use_margin(&lent, &is_over));
-            let _over = Over(&is_over);
+            let _over = SetWhenDropped(&is_over);
             // What is asked of one that is stopped takes longer than we wait.
             let asked = node.get_into(session, &guessed(), 0, &mut [0; 8], Deadline::after(TICK));
             assert_eq!(asked, Err(NodeError::Op(OpError::Deadline)), "kill {number}");

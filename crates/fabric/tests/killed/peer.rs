@@ -63,7 +63,7 @@ struct Theirs {
 }
 
 /// Where in a window something is put or got.
-type Place = Range<usize>;
+type WindowRange = Range<usize>;
 
 enum Asked {
     Session,
@@ -71,9 +71,9 @@ enum Asked {
     Send,
     Close,
     /// The bytes come from `buffer`; a message follows them or not.
-    Put(Place, Memory, bool),
+    Put(WindowRange, Memory, bool),
     /// Into `buffer`: of what was put there before, or of what was always there.
-    Get(Place, Memory, bool),
+    Get(WindowRange, Memory, bool),
 }
 
 /// See the module.
@@ -290,14 +290,14 @@ impl<'a> Peer<'a> {
         self.add(put, Asked::Put(place, buffer, told));
     }
 
-    fn get(&mut self, from: (Session, &Descriptor), (place, whole): (Place, bool), buffer: Memory) {
+    fn get(&mut self, from: (Session, &Descriptor), (place, whole): (WindowRange, bool), buffer: Memory) {
         buffer.write(MARGIN, &vec![CANARY; place.len() + MARGIN]).unwrap();
         let segment = [buffer.segment(MARGIN..MARGIN + place.len())];
         let get = self.node.get(from.0, from.1, place.start as u64, &segment);
         self.add(get, Asked::Get(place, buffer, whole));
     }
 
-    fn take_put(&mut self, place: Place, buffer: Memory, told: bool, result: &Completed) {
+    fn take_put(&mut self, place: WindowRange, buffer: Memory, told: bool, result: &Completed) {
         assert!(!buffer.is_in_use(), "a put that has ended: {place:?}");
         let well = went_well(result);
         self.done += u64::from(well);
@@ -311,7 +311,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    fn take_get(&mut self, place: Place, buffer: Memory, whole: bool, result: &Completed) {
+    fn take_get(&mut self, place: WindowRange, buffer: Memory, whole: bool, result: &Completed) {
         let well = went_well(result);
         assert_margins(&buffer, place.len(), "what was got");
         assert!(!buffer.is_in_use(), "a get that has ended: {place:?}");

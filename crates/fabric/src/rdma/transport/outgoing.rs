@@ -68,8 +68,8 @@ pub(super) enum Laid {
     Registered(Payload),
 }
 
-/// What laying needs.
-pub(super) struct Layer<'a> {
+/// What a message or transfer needs to be posted.
+pub(super) struct PostContext<'a> {
     pub(super) reactor: &'a mut Reactor,
     pub(super) adapter: &'a Adapter,
     /// Segments of one operation.
@@ -78,7 +78,7 @@ pub(super) struct Layer<'a> {
     pub(super) inline_max: usize,
 }
 
-impl Layer<'_> {
+impl PostContext<'_> {
     /// A message becomes one operation.
     pub(super) fn message(&mut self, header: &[u8; HEADER_BYTES], payload: &mut Gather) -> Result<Laid, LayError> {
         let len = HEADER_BYTES + payload.len();

@@ -9,7 +9,7 @@ use super::super::memory::{Payload, Segment};
 use super::super::queue_pair::{Report, Work};
 use super::ConnectionId;
 use super::connection::{Down, Get, Phase, Ready, Step, awaits_write, pop_ready};
-use super::outgoing::{Laid, LayError, Layer, Outgoing, errno_of, own_segment};
+use super::outgoing::{Laid, LayError, Outgoing, PostContext, errno_of, own_segment};
 use super::turns::may_copy;
 use super::watch::Look;
 use super::{Event, GetFailed, Got, Posted, Transport, What};
@@ -182,14 +182,14 @@ impl Transport {
         let Some((next, _)) = state.queue.front_mut() else { return Ok(Some(Stop::Done)) };
         let adapter = state.adapter.and_then(|number| self.adapters.get(number)).ok_or(Down::Removed)?;
         let inline_max = state.endpoint.as_ref().map_or(0, Endpoint::inline_bytes_max);
-        let mut layer = Layer { reactor, adapter, segments_max: adapter.segments_max(), inline_max };
+        let mut context = PostContext { reactor, adapter, segments_max: adapter.segments_max(), inline_max };
         let heap = next.heap_bytes();
         let laid = match next {
             Outgoing::Message { .. } if !may_send => return Ok(Some(Stop::Done)),
             Outgoing::Message { header, payload } => {
-                layer.message(header, payload).map(|laid| vec![Step::Ready(Ready::Message(Box::new(laid)))])
+                context.message(header, payload).map(|laid| vec![Step::Ready(Ready::Message(Box::new(laid)))])
             }
-            Outgoing::Put { to, payload } => layer.put(*to, payload),
+            Outgoing::Put { to, payload } => context.put(*to, payload),
         };
         match laid {
             Ok(ready) => state.ready = ready,

@@ -6,13 +6,13 @@ const NONE: u32 = u32::MAX;
 /// A list through the numbers of slots, made once for all of them.
 #[derive(Debug)]
 pub(super) struct Idle {
-    links: Vec<Link>,
+    neighbours: Vec<Neighbours>,
     newest: u32,
     oldest: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Neighbours {
     newer: u32,
     older: u32,
 }
@@ -20,7 +20,7 @@ struct Link {
 impl Idle {
     /// An empty list, for slots below `count`.
     pub(super) fn new(count: usize) -> Self {
-        Self { links: vec![Link { newer: NONE, older: NONE }; count], newest: NONE, oldest: NONE }
+        Self { neighbours: vec![Neighbours { newer: NONE, older: NONE }; count], newest: NONE, oldest: NONE }
     }
 
     /// The one that was let go first.
@@ -30,24 +30,24 @@ impl Idle {
 
     /// A slot was let go just now; it is not in the list.
     pub(super) fn push(&mut self, slot: u32) {
-        self.links[slot as usize] = Link { newer: NONE, older: self.newest };
+        self.neighbours[slot as usize] = Neighbours { newer: NONE, older: self.newest };
         match self.newest {
             NONE => self.oldest = slot,
-            newest => self.links[newest as usize].newer = slot,
+            newest => self.neighbours[newest as usize].newer = slot,
         }
         self.newest = slot;
     }
 
     /// Takes a slot out, which is in the list.
     pub(super) fn remove(&mut self, slot: u32) {
-        let Link { newer, older } = self.links[slot as usize];
+        let Neighbours { newer, older } = self.neighbours[slot as usize];
         match newer {
             NONE => self.newest = older,
-            newer => self.links[newer as usize].older = older,
+            newer => self.neighbours[newer as usize].older = older,
         }
         match older {
             NONE => self.oldest = newer,
-            older => self.links[older as usize].newer = newer,
+            older => self.neighbours[older as usize].newer = newer,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::super::{Counters, Limits, Mode, PinnedBuffers, Registrar, RegistrationCache};
 use super::MeasureError;
-use super::memory::Memory;
+use super::populated::PopulatedMapping;
 
 /// Hits in a row: one is shorter than what the clock can tell.
 const HITS: u32 = 1000;
@@ -62,9 +62,9 @@ impl CostMeter {
     /// # Errors
     /// Memory that cannot be had or registered (`RLIMIT_MEMLOCK`).
     pub fn round(&self, bytes: usize) -> Result<Cost, MeasureError> {
-        let plain = Memory::private(bytes)?;
+        let plain = PopulatedMapping::private(bytes)?;
         let ((), unmap) = timed(|| drop(plain));
-        let (buffer, target) = (Memory::private(bytes)?, Memory::private(bytes)?);
+        let (buffer, target) = (PopulatedMapping::private(bytes)?, PopulatedMapping::private(bytes)?);
         let range = buffer.range(0, bytes)?;
         let registrar = self.cache.registrar();
         // The first registration after much memory was unmapped waits a millisecond for what that left to be done: a size is not to pay

@@ -2,7 +2,7 @@
 //! Wyckoff, HotI 2007). For `byway bench figures` and the example `registration_cost`; nothing else uses it.
 
 mod cost;
-mod memory;
+mod populated;
 mod ring;
 mod sends;
 

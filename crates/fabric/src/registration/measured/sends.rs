@@ -13,7 +13,7 @@ use rustix::pipe::{PipeFlags, SpliceFlags, fcntl_setpipe_size, pipe_with, splice
 use super::super::pinned::PinnedBuffer;
 use super::super::{Guard, Limits, Registrar, RegistrationCache};
 use super::MeasureError;
-use super::memory::Memory;
+use super::populated::PopulatedMapping;
 use super::ring::{Event, SendRing};
 
 /// Ranges that the device takes.
@@ -55,9 +55,9 @@ pub struct Sent {
 /// A file in memory, and the device.
 #[derive(Debug)]
 pub struct FileSender {
-    file: Memory,
+    file: PopulatedMapping,
     /// Registered once, for [`Way::Static`] and [`Way::Unregistered`].
-    fixed: Memory,
+    fixed: PopulatedMapping,
     cache: RegistrationCache<SendRing>,
     /// Of the next send: completions of an earlier run are ignored.
     next_tag: Cell<u64>,
@@ -87,8 +87,8 @@ impl FileSender {
     pub fn new(file_bytes: usize, pieces_bytes: usize) -> Result<Self, MeasureError> {
         let cache = RegistrationCache::new(SendRing::new(HANDLES)?, Limits::default());
         Ok(Self {
-            file: Memory::file(file_bytes)?,
-            fixed: Memory::private(pieces_bytes)?,
+            file: PopulatedMapping::file(file_bytes)?,
+            fixed: PopulatedMapping::private(pieces_bytes)?,
             cache,
             next_tag: Cell::new(0),
         })

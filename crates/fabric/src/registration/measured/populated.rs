@@ -12,14 +12,14 @@ const PROTECTION: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
 /// A mapping whose pages are there.
 #[derive(Debug)]
-pub(super) struct Memory {
+pub(super) struct PopulatedMapping {
     base: *mut u8,
     bytes: usize,
     /// The file that is mapped.
     file: Option<OwnedFd>,
 }
 
-impl Memory {
+impl PopulatedMapping {
     /// Private and anonymous.
     pub(super) fn private(bytes: usize) -> Result<Self, MeasureError> {
         // SAFETY: a new mapping at an address of the kernel's choice.
@@ -85,7 +85,7 @@ impl Memory {
     }
 }
 
-impl Drop for Memory {
+impl Drop for PopulatedMapping {
     fn drop(&mut self) {
         // SAFETY: mapped above; nothing refers to it any more.
         let _ = unsafe { munmap(self.base.cast(), self.bytes) };

@@ -4,7 +4,7 @@ use byway_fabric::node::{Memory, Node, NodeCounters};
 
 /// See the module. The program's operations are counted too.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldResources {
     descriptors: usize,
     /// Mappings of memory that can be lent: our own, and what peers have lent us.
     pub lent_files: usize,
@@ -13,7 +13,7 @@ pub struct Held {
     counters: NodeCounters,
 }
 
-impl Held {
+impl HeldResources {
     pub fn by(node: &Node) -> Self {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let named = |name: &str| maps.lines().filter(|line| line.contains(name)).count();
