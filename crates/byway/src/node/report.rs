@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use byway_fabric::Stall;
 use byway_fabric::feedback::Delays;
 use byway_frontend::http::{
-    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot,
+    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, MemoryUsage, NbdClientSnapshot, PeerSnapshot,
     Report, SlowOperation, Snapshot, VolumeSnapshot,
 };
 use byway_frontend::nbd::server::NbdClient;
@@ -286,12 +286,12 @@ fn volume(report: VolumeReport) -> VolumeSnapshot {
 }
 
 /// This process's memory, as the kernel counts it (`RssAnon`, `RssFile`, `RssShmem` of proc_pid_status(5)).
-fn memory() -> Memory {
+fn memory() -> MemoryUsage {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let bytes = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let kib = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
         kib.map(|kib| kib << 10)
     };
-    Memory { anonymous_bytes: bytes("RssAnon"), file_bytes: bytes("RssFile"), shared_bytes: bytes("RssShmem") }
+    MemoryUsage { anonymous_bytes: bytes("RssAnon"), file_bytes: bytes("RssFile"), shared_bytes: bytes("RssShmem") }
 }

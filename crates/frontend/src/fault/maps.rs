@@ -15,21 +15,21 @@ const STACK_BYTES_MAX: usize = 64 << 20;
 
 /// A mapping, as a line of /proc/PID/maps has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Mapping<'a> {
+struct MapsEntry<'a> {
     range: Range<usize>,
     rights: &'a str,
     is_file: bool,
     name: &'a str,
 }
 
-fn mapping(line: &str) -> Option<Mapping<'_>> {
+fn entry(line: &str) -> Option<MapsEntry<'_>> {
     let mut words = line.splitn(6, ' ');
     let (start, end) = words.next()?.split_once('-')?;
     let range = usize::from_str_radix(start, 16).ok()?..usize::from_str_radix(end, 16).ok()?;
     let rights = words.next()?;
     let inode = words.nth(2)?;
     let name = words.next().unwrap_or_default().trim_start();
-    Some(Mapping { range, rights, is_file: inode != "0", name })
+    Some(MapsEntry { range, rights, is_file: inode != "0", name })
 }
 
 /// Whether a file's zeroed data, which lies behind it, is used by the helper: by the functions of the C library that copy and fill.
@@ -52,8 +52,8 @@ pub(super) struct Candidate {
 /// guard is taken for one.
 fn candidates(maps: &str) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = Vec::new();
-    let mut before: Option<Mapping<'_>> = None;
-    for mapping in maps.lines().filter_map(mapping) {
+    let mut before: Option<MapsEntry<'_>> = None;
+    for mapping in maps.lines().filter_map(entry) {
         if let Some(last) = candidates.last_mut()
             && before.as_ref().is_some_and(|before| before.range == last.range && before.name != "[heap]")
         {
@@ -142,7 +142,7 @@ fn wiped(smaps: &str) -> Vec<Range<usize>> {
             let is_wiped = flags.split_ascii_whitespace().any(|flag| flag == "wf");
             wiped.extend(current.take().filter(|_| is_wiped));
         } else if line.starts_with(|first: char| first.is_ascii_digit() || matches!(first, 'a'..='f')) {
-            current = mapping(line).map(|mapping| mapping.range);
+            current = entry(line).map(|mapping| mapping.range);
         }
     }
     wiped

@@ -42,11 +42,11 @@ pub trait Filesystem: Send + Sync + 'static {
 /// A request and the memory that it lies in. Payloads of writes begin at a page.
 #[derive(Debug)]
 pub struct Request {
-    memory: Memory,
+    bytes: RequestBytes,
 }
 
 #[derive(Debug)]
-enum Memory {
+enum RequestBytes {
     /// Long ones keep the buffer that they were read into.
     Whole(Buffer),
     Copied(Vec<u8>),
@@ -55,9 +55,9 @@ enum Memory {
 impl Request {
     /// Node, caller, operation.
     pub fn parsed(&self) -> Parsed<'_> {
-        let bytes = match &self.memory {
-            Memory::Whole(buffer) => buffer.bytes(),
-            Memory::Copied(bytes) => bytes,
+        let bytes = match &self.bytes {
+            RequestBytes::Whole(buffer) => buffer.bytes(),
+            RequestBytes::Copied(bytes) => bytes,
         };
         parse(bytes).expect("it was checked when it was read, and nobody has changed it")
     }
@@ -226,11 +226,11 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
         Step::Nothing => {}
         Step::Serve => {
             let reply = Reply { shared: Arc::clone(shared), channel: Arc::clone(channel), unique, answered: false };
-            let (memory, rest) = match buffer.small_copy() {
-                Some(copy) => (Memory::Copied(copy), Some(buffer)),
-                None => (Memory::Whole(buffer), None),
+            let (bytes, rest) = match buffer.small_copy() {
+                Some(copy) => (RequestBytes::Copied(copy), Some(buffer)),
+                None => (RequestBytes::Whole(buffer), None),
             };
-            shared.filesystem.request(Request { memory }, reply);
+            shared.filesystem.request(Request { bytes }, reply);
             return rest;
         }
     }

@@ -23,7 +23,7 @@ use tokio::sync::oneshot;
 use self::listener::Bounded;
 pub use metrics::render;
 pub use snapshot::{
-    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, Memory, NbdClientSnapshot, PeerSnapshot,
+    BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, MemoryUsage, NbdClientSnapshot, PeerSnapshot,
     Report, SlowOperation, Snapshot, VolumeSnapshot, flush_failed,
 };
 

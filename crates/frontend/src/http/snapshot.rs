@@ -33,7 +33,7 @@ pub struct Snapshot {
     /// Of these, not in use.
     pub frame_free_bytes: u64,
     /// What the process has in memory.
-    pub memory: Memory,
+    pub memory: MemoryUsage,
     /// The limit on mapped files; `None`: there is none.
     pub mapped: Option<MappedMemory>,
     /// Each frontend (`nbd`, `byway`).
@@ -54,7 +54,7 @@ pub struct Snapshot {
 
 /// Resident memory of a process by kind, in bytes; `None` where the system does not say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Memory {
+pub struct MemoryUsage {
     /// Its own: frames, buffers, tables.
     pub anonymous_bytes: Option<u64>,
     /// Pages of mapped files. They belong to the page cache, and go when the system wants them.

@@ -4,8 +4,8 @@
 mod passthrough;
 mod rig;
 
-mod held;
 mod random;
+mod stalled;
 
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};

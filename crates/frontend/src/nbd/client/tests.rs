@@ -40,14 +40,14 @@ fn shelf() -> Shelf {
     Shelf(vec![disk, secret])
 }
 
-enum End {
+enum Talked {
     Open(Box<Session>, Box<Negotiated>),
     Listed(Vec<ListedExport>),
 }
 
 /// Lets the two talk until they agree or the client gives up, `piece` bytes at a time. TLS always
 /// succeeds.
-fn talk(server: HandshakeConfig, client: ClientConfig, piece: usize) -> Result<End, ClientHandshakeError> {
+fn talk(server: HandshakeConfig, client: ClientConfig, piece: usize) -> Result<Talked, ClientHandshakeError> {
     let shelf = shelf();
     let (mut to_client, mut to_server) = (Vec::new(), Vec::new());
     let mut server = Handshake::new(server, &mut to_client);
@@ -71,10 +71,10 @@ fn talk(server: HandshakeConfig, client: ClientConfig, piece: usize) -> Result<E
         match step {
             ClientStep::NeedMore => {}
             ClientStep::StartTls => client.tls_established(&mut to_server),
-            ClientStep::Listed(exports) => return Ok(End::Listed(exports)),
+            ClientStep::Listed(exports) => return Ok(Talked::Listed(exports)),
             ClientStep::Transmission(session) => {
                 assert!(to_client.is_empty() && to_server.is_empty());
-                return Ok(End::Open(session, negotiated.expect("both sides are done")));
+                return Ok(Talked::Open(session, negotiated.expect("both sides are done")));
             }
         }
     }
@@ -100,7 +100,7 @@ fn every_combination_of_options_agrees() {
                 allocation: bit(4),
                 ..ClientConfig::default()
             };
-            let Ok(End::Open(session, negotiated)) = talk(server, client, 7) else {
+            let Ok(Talked::Open(session, negotiated)) = talk(server, client, 7) else {
                 panic!("no session: {bits:#b} {server_tls:?} {client_tls:?}");
             };
             let headers = match (bit(1) && bit(3), bit(0) && bit(2)) {
@@ -138,7 +138,7 @@ fn a_list_tells_what_each_export_is() {
     let server = HandshakeConfig { tls: TlsMode::Optional, ..HandshakeConfig::default() };
     for (tls, names) in [(Encryption::Off, vec!["disk"]), (Encryption::Required, vec!["disk", "secret"])] {
         let client = ClientConfig { purpose: Purpose::List, tls, ..ClientConfig::default() };
-        let Ok(End::Listed(exports)) = talk(server, client, 11) else { panic!("no list") };
+        let Ok(Talked::Listed(exports)) = talk(server, client, 11) else { panic!("no list") };
         assert_eq!(exports.iter().map(|export| export.name.as_str()).collect::<Vec<_>>(), names);
         for export in exports {
             assert_eq!(export.description, "a disk");
@@ -420,10 +420,10 @@ proptest! {
     fn the_size_of_pieces_does_not_matter(piece in 1usize..400) {
         let client = ClientConfig { tls: Encryption::Preferred, ..ClientConfig::default() };
         let server = HandshakeConfig { tls: TlsMode::Optional, ..HandshakeConfig::default() };
-        let Ok(End::Open(session, negotiated)) = talk(server, client.clone(), piece) else {
+        let Ok(Talked::Open(session, negotiated)) = talk(server, client.clone(), piece) else {
             return Err(TestCaseError::fail("no session"));
         };
-        let Ok(End::Open(whole, _)) = talk(server, client, 10_000) else {
+        let Ok(Talked::Open(whole, _)) = talk(server, client, 10_000) else {
             return Err(TestCaseError::fail("no session"));
         };
         prop_assert_eq!(&session, &whole);

@@ -9,7 +9,7 @@ use byway_reactor::{Address, Errno as OsError, Gather, Instant, Op, Outcome, Rea
 use super::Completed;
 use super::error::ClientError;
 use super::inbox::Inbox;
-use super::job::{Job, Payload};
+use super::nbd_request::{NbdRequest, Payload};
 use super::secure::Secure;
 use super::traffic::Traffic;
 use crate::limits::{
@@ -125,13 +125,13 @@ impl Connection {
         matches!(self.phase, Phase::Closed) && self.operations == 0
     }
 
-    /// Takes a job. Only while [`Connection::traffic`] says so.
-    pub(super) fn add(&mut self, job: Job, now: Instant) {
+    /// Takes a request. Only while [`Connection::traffic`] says so.
+    pub(super) fn add(&mut self, request: NbdRequest, now: Instant) {
         if let Phase::Up(traffic) = &mut self.phase {
             if traffic.is_idle() {
                 self.heard = now;
             }
-            traffic.add(job);
+            traffic.add(request);
         }
     }
 
@@ -347,7 +347,7 @@ impl Connection {
         reactor.submit(Op::Recv { socket, into, min }, self.token.with_tag(TAG_RECEIVE));
     }
 
-    /// Sends what jobs have to send, and what waits.
+    /// Sends what requests have to send, and what waits.
     pub(super) fn flush(&mut self, reactor: &mut Reactor, done: &mut Vec<Completed>) {
         let broken = self.fault().is_some();
         if let (Phase::Up(traffic), false) = (&mut self.phase, broken) {

@@ -12,7 +12,7 @@ mod blocking;
 mod connection;
 mod error;
 mod inbox;
-mod job;
+mod nbd_request;
 mod probe;
 mod secure;
 mod traffic;
@@ -28,7 +28,7 @@ use byway_service::block::client::{Answer, Request};
 pub use self::blocking::{BlockingClient, list};
 use self::connection::Connection;
 pub use self::error::{ClientError, RequestError};
-use self::job::Job;
+use self::nbd_request::NbdRequest;
 use self::probe::Probe;
 use super::{ClientConfig, Encryption, ListedExport, Session};
 use crate::limits::{CLIENT_CONNECTIONS_MAX, CLIENT_REQUESTS_MAX};
@@ -299,8 +299,8 @@ impl Client {
             let Some((_, connection)) = up.min_by_key(|(len, _)| *len) else {
                 return self.queue.push_front((tag, request));
             };
-            match Job::new(tag, request, &rules) {
-                Ok(job) => connection.add(job, now),
+            match NbdRequest::new(tag, request, &rules) {
+                Ok(request) => connection.add(request, now),
                 Err(completed) => self.done.push(completed),
             }
         }

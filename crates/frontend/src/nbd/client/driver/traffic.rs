@@ -8,7 +8,7 @@ use slab::Slab;
 use super::Completed;
 use super::error::{ClientError, RequestError};
 use super::inbox::Inbox;
-use super::job::{Job, Payload};
+use super::nbd_request::{NbdRequest, Payload};
 use crate::limits::{CLIENT_CONNECTION_DEPTH, CLIENT_INPUT_BYTES, SMALL_READ_BYTES_MAX};
 use crate::nbd::client::{ClientTransmission, Content, Received, ReplyError, Session, SubmitError};
 use crate::nbd::request::Headers;
@@ -18,10 +18,10 @@ use crate::nbd::wire::{ExtendedReply, SimpleReply, StructuredReply};
 pub(super) struct Traffic {
     session: Session,
     machine: ClientTransmission,
-    jobs: Slab<Job>,
+    requests: Slab<NbdRequest>,
     /// Jobs that have commands to be sent, in order.
     unsent: VecDeque<usize>,
-    /// By the machine's slot: the job whose command it is.
+    /// By the machine's slot: the request whose command it is.
     owners: Vec<usize>,
     placing: Option<Placing>,
     /// Bytes of the head at the front of the inbox, as far as is known.
@@ -34,8 +34,8 @@ pub(super) struct Traffic {
 #[derive(Clone, Copy)]
 struct Placing {
     cookie: u64,
-    job: usize,
-    /// Where the next byte belongs in the job's frame.
+    request: usize,
+    /// Where the next byte belongs in the request's frame.
     at: usize,
     left: usize,
     last: bool,
@@ -55,7 +55,7 @@ impl Traffic {
         Self {
             session,
             machine,
-            jobs: Slab::new(),
+            requests: Slab::new(),
             unsent: VecDeque::new(),
             owners: vec![usize::MAX; CLIENT_CONNECTION_DEPTH],
             placing: None,
@@ -70,18 +70,18 @@ impl Traffic {
 
     /// Requests that have not been answered.
     pub(super) fn len(&self) -> usize {
-        self.jobs.len()
+        self.requests.len()
     }
 
     pub(super) fn is_idle(&self) -> bool {
-        self.jobs.is_empty()
+        self.requests.is_empty()
     }
 
-    pub(super) fn add(&mut self, job: Job) {
-        if let Some(large) = job.is_large_read(SMALL_READ_BYTES_MAX) {
+    pub(super) fn add(&mut self, request: NbdRequest) {
+        if let Some(large) = request.is_large_read(SMALL_READ_BYTES_MAX) {
             self.large = large;
         }
-        let id = self.jobs.insert(job);
+        let id = self.requests.insert(request);
         self.unsent.push_back(id);
     }
 
@@ -96,34 +96,34 @@ impl Traffic {
         mut put: impl FnMut(Sent<'_>, &mut dyn FnMut(&mut Vec<u8>) -> Result<u64, SubmitError>) -> Result<u64, SubmitError>,
     ) {
         while let Some(&id) = self.unsent.front() {
-            let Some(job) = self.jobs.get_mut(id) else {
+            let Some(request) = self.requests.get_mut(id) else {
                 self.unsent.pop_front();
                 continue;
             };
-            let Some(part) = job.next_part(self.machine.rules()) else {
+            let Some(part) = request.next_part(self.machine.rules()) else {
                 self.unsent.pop_front();
                 self.retire(id, done);
                 continue;
             };
-            let payload = job.payload().map(|payload| (payload, part.start as usize, part.len as usize));
+            let payload = request.payload().map(|payload| (payload, part.start as usize, part.len as usize));
             let machine = &mut self.machine;
             let mut head = |out: &mut Vec<u8>| machine.submit(part.command, part.flags, part.offset, part.len, out);
             match put(payload, &mut head) {
                 Ok(cookie) => {
                     self.owners[ClientTransmission::slot(cookie)] = id;
-                    if !job.sent(&part) {
+                    if !request.sent(&part) {
                         self.unsent.pop_front();
                     }
                 }
                 Err(SubmitError::Full) => return,
-                Err(SubmitError::Violation(violation)) => job.fail(violation.into()),
+                Err(SubmitError::Violation(violation)) => request.fail(violation.into()),
             }
         }
     }
 
     fn retire(&mut self, id: usize, done: &mut Vec<Completed>) {
-        if self.jobs.get(id).is_some_and(Job::is_over) {
-            done.push(self.jobs.remove(id).complete());
+        if self.requests.get(id).is_some_and(NbdRequest::is_over) {
+            done.push(self.requests.remove(id).complete());
         }
     }
 
@@ -131,9 +131,9 @@ impl Traffic {
     pub(super) fn fail(&mut self, error: &ClientError, done: &mut Vec<Completed>) {
         self.unsent.clear();
         self.placing = None;
-        for mut job in self.jobs.drain() {
-            job.fail(RequestError::Lost(error.clone()));
-            done.push(job.complete());
+        for mut request in self.requests.drain() {
+            request.fail(RequestError::Lost(error.clone()));
+            done.push(request.complete());
         }
     }
 
@@ -154,7 +154,7 @@ impl Traffic {
     /// Gives out the frame that the rest of a payload belongs in: from where, how much.
     pub(super) fn lend(&mut self) -> Option<(Frame, usize, usize)> {
         let placing = self.placing?;
-        let frame = self.jobs.get_mut(placing.job)?.into.take()?;
+        let frame = self.requests.get_mut(placing.request)?.into.take()?;
         Some((frame, placing.at, placing.left))
     }
 
@@ -162,7 +162,7 @@ impl Traffic {
     /// stream ended.
     pub(super) fn give_back(&mut self, frame: Frame, count: usize) -> Option<usize> {
         let placing = self.placing.as_mut()?;
-        self.jobs.get_mut(placing.job)?.into = Some(frame);
+        self.requests.get_mut(placing.request)?.into = Some(frame);
         let behind = count.checked_sub(placing.left)?;
         placing.at += placing.left;
         placing.left = 0;
@@ -173,7 +173,7 @@ impl Traffic {
     /// is coming in, and `fill` was not called.
     pub(super) fn fill<E>(&mut self, fill: impl FnOnce(&mut [u8]) -> Result<usize, E>) -> Option<Result<usize, E>> {
         let placing = self.placing.as_mut().filter(|placing| placing.left > 0)?;
-        let frame = self.jobs.get_mut(placing.job)?.into.as_mut()?;
+        let frame = self.requests.get_mut(placing.request)?.into.as_mut()?;
         let went = if frame.is_private() {
             fill(frame.bytes_mut().get_mut(placing.at..placing.at + placing.left)?)
         } else {
@@ -209,17 +209,19 @@ impl Traffic {
                 }
                 Received::Part { cookie, content, last, taken } => {
                     let id = self.owners[ClientTransmission::slot(cookie)];
-                    let job = self.jobs.get_mut(id).ok_or(NO_FRAME)?;
+                    let request = self.requests.get_mut(id).ok_or(NO_FRAME)?;
                     match content {
                         Content::Data { offset, length } => {
-                            let at = job.position(offset);
-                            self.placing = Some(Placing { cookie, job: id, at, left: length as usize, last });
+                            let at = request.position(offset);
+                            self.placing = Some(Placing { cookie, request: id, at, left: length as usize, last });
                         }
-                        Content::Hole { offset, length } if !job.clear(offset, length) => return Err(NO_FRAME.into()),
-                        Content::Extent(allocation) => job.extent(allocation),
+                        Content::Hole { offset, length } if !request.clear(offset, length) => {
+                            return Err(NO_FRAME.into());
+                        }
+                        Content::Extent(allocation) => request.extent(allocation),
                         Content::Failed { errno, message, .. } => {
                             let message = String::from_utf8_lossy(message).into_owned();
-                            job.fail(RequestError::Refused { errno, message });
+                            request.fail(RequestError::Refused { errno, message });
                         }
                         Content::Hole { .. } | Content::Nothing => {}
                     }
@@ -237,7 +239,7 @@ impl Traffic {
         let Some(placing) = &mut self.placing else { return Ok(true) };
         let here = placing.left.min(inbox.bytes().len());
         if here > 0 {
-            let frame = self.jobs.get_mut(placing.job).and_then(|job| job.into.as_mut());
+            let frame = self.requests.get_mut(placing.request).and_then(|request| request.into.as_mut());
             let frame = frame.filter(|frame| placing.at + here <= frame.len()).ok_or(NO_FRAME)?;
             frame.write(placing.at, &inbox.bytes()[..here]);
             inbox.consume(here);
@@ -247,25 +249,25 @@ impl Traffic {
         if placing.left > 0 {
             return Ok(false);
         }
-        let Placing { cookie, job, last, .. } = *placing;
+        let Placing { cookie, request, last, .. } = *placing;
         self.placing = None;
         if last {
-            self.end_part(cookie, job, done);
+            self.end_part(cookie, request, done);
         }
         Ok(true)
     }
 
     fn end_part(&mut self, cookie: u64, id: usize, done: &mut Vec<Completed>) {
         let finished = self.machine.finish(cookie);
-        let Some(job) = self.jobs.get_mut(id) else { return };
+        let Some(request) = self.requests.get_mut(id) else { return };
         if let Some(Err(errno)) = finished {
-            job.fail(RequestError::Refused { errno, message: String::new() });
+            request.fail(RequestError::Refused { errno, message: String::new() });
         }
-        if job.ended() {
-            if job.is_cut_short() {
+        if request.ended() {
+            if request.is_cut_short() {
                 self.unsent.retain(|unsent| *unsent != id);
             }
-            done.push(self.jobs.remove(id).complete());
+            done.push(self.requests.remove(id).complete());
         }
     }
 }

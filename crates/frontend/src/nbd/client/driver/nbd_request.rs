@@ -19,7 +19,7 @@ const ZEROES_BYTES_MAX: u64 = 1 << 20;
 
 /// A request under way.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(super) struct NbdRequest {
     tag: u64,
     command: Command,
     flags: CommandFlags,
@@ -37,14 +37,14 @@ pub(super) struct Job {
     failed: Option<RequestError>,
 }
 
-/// The next command of a job.
+/// The next command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) command: Command,
     pub(super) flags: CommandFlags,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// Where in the job it starts.
+    /// Where in the request it starts.
     pub(super) start: u64,
 }
 
@@ -58,7 +58,7 @@ fn flag(on: bool, flag: CommandFlags) -> CommandFlags {
     if on { flag } else { CommandFlags::NONE }
 }
 
-impl Job {
+impl NbdRequest {
     /// Takes a request apart; one that needs nothing of the server is answered at once.
     pub(super) fn new(tag: u64, request: Request<Frame, Rc<Frame>>, rules: &Rules) -> Result<Self, Completed> {
         let none = CommandFlags::NONE;
@@ -81,7 +81,7 @@ impl Job {
         };
         let (asked, all_asked, parts, covered) = (0, false, 0, 0);
         let extents = Vec::new();
-        let mut job = Self {
+        let mut request = Self {
             tag,
             command,
             flags,
@@ -96,13 +96,13 @@ impl Job {
             covered,
             failed: None,
         };
-        let room = job.into.as_ref().map(Frame::len).or(job.from.as_ref().map(|frame| frame.len()));
+        let room = request.into.as_ref().map(Frame::len).or(request.from.as_ref().map(|frame| frame.len()));
         if room.is_some_and(|room| (room as u64) < len) {
             let reason = "its memory is shorter than the range";
-            job.failed = Some(Violation { errno: Errno::Invalid, reason }.into());
-            return Err(job.complete());
+            request.failed = Some(Violation { errno: Errno::Invalid, reason }.into());
+            return Err(request.complete());
         }
-        if job.needs_nothing(rules) { Err(job.complete()) } else { Ok(job) }
+        if request.needs_nothing(rules) { Err(request.complete()) } else { Ok(request) }
     }
 
     /// Whether there is nothing to ask the server for; then the answer is in place.
@@ -188,7 +188,7 @@ impl Job {
         self.failed.get_or_insert(error);
     }
 
-    /// A part has ended. Whether the job has.
+    /// A part has ended. Whether the request has.
     pub(super) fn ended(&mut self) -> bool {
         self.parts -= 1;
         self.is_over()

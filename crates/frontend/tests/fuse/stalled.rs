@@ -25,7 +25,7 @@ const FILE_BYTES: u64 = 4 << 20;
 
 /// One file whose reads and lock requests wait until the test answers them.
 #[derive(Default)]
-struct Held {
+struct StalledFile {
     reads: Mutex<Vec<(u32, Reply)>>,
     locks: Mutex<HashMap<u64, Reply>>,
     /// Of each write: its length, and where its bytes lay.
@@ -42,7 +42,7 @@ fn attributes(node: u64) -> Attr {
     Attr { ino: node, mode, nlink: 1, size, block_bytes: 4096, ..Attr::default() }
 }
 
-impl Filesystem for Held {
+impl Filesystem for StalledFile {
     fn request(&self, request: Request, reply: Reply) {
         let parsed = request.parsed();
         let forever = Duration::from_secs(3600);
@@ -91,18 +91,18 @@ impl Filesystem for Held {
     }
 }
 
-fn held(wishes: Wishes) -> Option<(Arc<Held>, Mount)> {
+fn stalled(wishes: Wishes) -> Option<(Arc<StalledFile>, Mount)> {
     if lacks_mounts() {
         return None;
     }
-    let files = Arc::new(Held::default());
+    let files = Arc::new(StalledFile::default());
     let mount = Mount::of(files.clone(), wishes);
     Some((files, mount))
 }
 
 #[test]
 fn an_unmount_with_requests_under_way_leaves_nobody_waiting() {
-    let Some((files, mount)) = held(Wishes::default()) else { return };
+    let Some((files, mount)) = stalled(Wishes::default()) else { return };
     // A process of its own, which waits in the kernel, holds the file open.
     let mut reader =
         Command::new("cat").arg(mount.path().join("file")).stdout(std::process::Stdio::piped()).spawn().unwrap();
@@ -129,7 +129,7 @@ fn an_unmount_with_requests_under_way_leaves_nobody_waiting() {
 
 #[test]
 fn a_signal_reaches_what_waits_for_a_lock() {
-    let Some((files, mount)) = held(Wishes { locks: true, ..Wishes::default() }) else { return };
+    let Some((files, mount)) = stalled(Wishes { locks: true, ..Wishes::default() }) else { return };
     if !std::path::Path::new("/usr/bin/flock").is_file() {
         return byway_skip::skip_this(byway_skip::SkipReason::MissingTool("flock"));
     }
@@ -143,7 +143,7 @@ fn a_signal_reaches_what_waits_for_a_lock() {
 
 #[test]
 fn cached_pages_go_when_the_file_system_says_so() {
-    let Some((files, mount)) = held(Wishes { auto_invalidate: false, ..Wishes::default() }) else { return };
+    let Some((files, mount)) = stalled(Wishes { auto_invalidate: false, ..Wishes::default() }) else { return };
     let file = File::open(mount.path().join("file")).unwrap();
     let read = || {
         let mut byte = [0];
@@ -168,7 +168,7 @@ fn cached_pages_go_when_the_file_system_says_so() {
 
 #[test]
 fn long_writes_come_whole_and_page_aligned() {
-    let Some((files, mount)) = held(Wishes::default()) else { return };
+    let Some((files, mount)) = stalled(Wishes::default()) else { return };
     let file = File::options().write(true).open(mount.path().join("file")).unwrap();
     for len in [1 << 20, 100 << 10] {
         assert_eq!(file.write_at(&vec![1; len], 0).unwrap(), len);
