@@ -10,7 +10,7 @@ use byway_reactor::sim::World;
 use byway_reactor::{Frame, Reactor, Wait};
 use byway_service::block::client::{Done, Notice, Request, Volume as Client, VolumeOptions};
 use byway_service::block::{Store, Volume, VolumeOptions as Served};
-use serving::{AT, SERVER_CLASS, Serving, client_ip};
+use serving::{AT, SERVER_CLASS, TestServer, client_ip};
 
 const CLIENT_CLASS: u8 = 0x30;
 /// Each has three connections.
@@ -72,11 +72,11 @@ fn jain(shares: &[u32]) -> f64 {
 }
 
 fn write_together(bytes: usize, depth: usize) {
-    let mut serving = Serving::new(1, FRAME_BYTES, Options::new(SERVER_CLASS));
+    let mut serving = TestServer::new(1, FRAME_BYTES, Options::new(SERVER_CLASS));
     // A store that takes everything at once: what is not served alike is the server's doing.
     serving.offer(Volume::new("disk", Store::null(1 << 20), Served::default()));
     let mut writers: Vec<Writer> = (0..WRITERS).map(|n| Writer::new(&serving.world, n, bytes, depth)).collect();
-    let pass = |serving: &mut Serving, writers: &mut [Writer]| {
+    let pass = |serving: &mut TestServer, writers: &mut [Writer]| {
         serving.pass(Duration::from_millis(50), || writers.iter_mut().fold(false, |busy, one| busy | one.turn()));
     };
     pass(&mut serving, &mut writers);
@@ -98,7 +98,7 @@ fn write_together(bytes: usize, depth: usize) {
 
 #[test]
 fn more_clients_than_the_frames_have_pages_are_let_in() {
-    let mut serving = Serving::new(1, FRAME_BYTES, Options::new(SERVER_CLASS));
+    let mut serving = TestServer::new(1, FRAME_BYTES, Options::new(SERVER_CLASS));
     serving.offer(Volume::new("disk", Store::null(1 << 20), Served::default()));
     let mut clients: Vec<Writer> = (0..100).map(|n| Writer::new(&serving.world, n, 512, 0)).collect();
     serving.pass(Duration::from_millis(20), || clients.iter_mut().fold(false, |busy, one| busy | one.turn()));

@@ -10,7 +10,7 @@ use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{Frame, Reactor, Wait};
 use byway_service::block::VolumeOptions as Served;
 use byway_service::block::client::{Done, Request, Volume as Client, VolumeOptions};
-use serving::{AT, SERVER_CLASS, SERVER_IP, Serving, client_ip};
+use serving::{AT, SERVER_CLASS, SERVER_IP, TestServer, client_ip};
 
 const CLIENT_CLASS: u8 = 0x30;
 const TENTH: Duration = Duration::from_millis(100);
@@ -65,15 +65,15 @@ impl Reader {
 }
 
 /// A server that can do checksums.
-fn serving(frame_bytes: usize) -> Serving {
+fn serving(frame_bytes: usize) -> TestServer {
     let mut options = Options::new(SERVER_CLASS);
     options.terms.checksum = PayloadChecksum::Wanted;
-    let mut serving = Serving::new(1, frame_bytes, options);
+    let mut serving = TestServer::new(1, frame_bytes, options);
     serving.offer_file(Served::default());
     serving
 }
 
-fn pass(serving: &mut Serving, time: Duration, readers: &mut [Reader]) {
+fn pass(serving: &mut TestServer, time: Duration, readers: &mut [Reader]) {
     serving.pass(time, || readers.iter_mut().fold(false, |busy, reader| busy | reader.turn()));
 }
 

@@ -13,7 +13,7 @@ use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Calls, Event, Spoken};
 use byway_service::block::wire::{Method, PROTOCOL, VERSIONS};
 use byway_service::block::{Store, Volume, VolumeOptions};
-use serving::{AT, SERVER_CLASS, SERVER_IP, Serving, client_ip};
+use serving::{AT, SERVER_CLASS, SERVER_IP, TestServer, client_ip};
 
 const CLIENT_CLASS: u8 = 0x30;
 
@@ -102,8 +102,8 @@ impl Asker {
 }
 
 /// Serves volumes whose list fills an answer.
-fn serving() -> Serving {
-    let mut serving = Serving::new(1, 8 << 20, Options::new(SERVER_CLASS));
+fn serving() -> TestServer {
+    let mut serving = TestServer::new(1, 8 << 20, Options::new(SERVER_CLASS));
     for index in 0..20 {
         let options = VolumeOptions { description: "d".repeat(1000), ..VolumeOptions::default() };
         serving.offer(Volume::new(format!("v{index}"), Store::null(512), options));
@@ -112,7 +112,7 @@ fn serving() -> Serving {
 }
 
 /// Lets the time pass; the clients given here do something meanwhile.
-fn pass(serving: &mut Serving, time: Duration, clients: &mut [Asker]) {
+fn pass(serving: &mut TestServer, time: Duration, clients: &mut [Asker]) {
     serving.pass(time, || clients.iter_mut().fold(false, |busy, asker| busy | asker.turn()));
 }
 

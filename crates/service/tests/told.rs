@@ -11,7 +11,7 @@ use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Calls, Event, Grant, Spoken};
 use byway_service::block::wire::{Method, NOTICE_RESIZED, PROTOCOL, Resized, VERSIONS};
 use byway_service::block::{Store, Volume, VolumeId, VolumeOptions};
-use serving::{AT, SERVER_CLASS, Serving, client_ip};
+use serving::{AT, SERVER_CLASS, TestServer, client_ip};
 use zerocopy::FromBytes;
 
 /// Notices that the client takes.
@@ -27,7 +27,7 @@ struct Client {
 
 /// A client that has the volume "disk" open.
 struct World {
-    serving: Serving,
+    serving: TestServer,
     volume: VolumeId,
     reactor: Reactor,
     fabric: Fabric,
@@ -37,7 +37,7 @@ struct World {
 
 impl World {
     fn new() -> Self {
-        let mut serving = Serving::new(1, 8 << 20, Options::new(SERVER_CLASS));
+        let mut serving = TestServer::new(1, 8 << 20, Options::new(SERVER_CLASS));
         let volume = serving.offer(Volume::new("disk", Store::null(1 << 20), VolumeOptions::default()));
         let mut reactor = serving.world.node(client_ip(1), 1 << 20);
         let mut fabric = Fabric::new(Options { seed: Some(1), ..Options::new(0x30) });

@@ -30,7 +30,7 @@ pub struct CallWindows {
 }
 
 /// A call that a node is to answer.
-pub struct Held {
+pub struct OpenCall {
     pub session: Session,
     pub number: u64,
     pub hop: usize,
@@ -165,7 +165,7 @@ impl Life {
         rule!(payload.iter().all(|byte| *byte == number as u8), "call {number} has the payload of another");
         rule!(matches!(method, ANY | KEPT), "call {number} has method {method}");
         let key = self.number();
-        self.held.insert(key, Held { session, number, hop, windows, token, is_busy: false, has_put: false });
+        self.held.insert(key, OpenCall { session, number, hop, windows, token, is_busy: false, has_put: false });
     }
 
     /// Does something about a call that it is to answer.
@@ -183,7 +183,7 @@ impl Life {
 
     /// Answers a call.
     pub fn answer(&mut self, ledger: &mut Ledger, key: u64) {
-        let Some(Held { number, token, has_put, .. }) = self.held.remove(&key) else { return };
+        let Some(OpenCall { number, token, has_put, .. }) = self.held.remove(&key) else { return };
         let payload = if ledger.one_in(10) { 16_000 } else { ledger.below(500) };
         let status = match ledger.below(12) {
             0 => 1 + ledger.below(99) as u16,
@@ -203,7 +203,7 @@ impl Life {
 
     /// Drops the right to answer a call.
     pub fn abandon(&mut self, ledger: &mut Ledger, key: u64) {
-        let Some(Held { number, token, has_put, .. }) = self.held.remove(&key) else { return };
+        let Some(OpenCall { number, token, has_put, .. }) = self.held.remove(&key) else { return };
         ledger.answered(number, Answer { by: self.index, status: Status::Abandoned as u16, has_put, payload: 0 });
         drop(token);
     }
@@ -261,7 +261,7 @@ impl Life {
         ledger.note(self.index, key);
         let index = self.index;
         rule!(!memory.is_in_use(), "a transfer of node {index} has ended, and uses its memory");
-        let is_lost = |held: &Held| !self.sessions.contains_key(&held.session);
+        let is_lost = |held: &OpenCall| !self.sessions.contains_key(&held.session);
         if self.held.get(&key).is_some_and(is_lost) {
             self.abandon(ledger, key);
         }

@@ -10,7 +10,7 @@ use super::calls::KEPT;
 use super::ledger::{Mode, Report};
 use super::life::{GRANT_CALLS, GRANT_MESSAGES, Life, Pending, ip};
 use super::rules::{broken, rule};
-use super::{NODES, Run};
+use super::{NODES, Simulation};
 
 /// Until everything has ended once the faults have.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
@@ -18,7 +18,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(1);
 /// Until a message over an idle link has come.
 const MESSAGE_TIME_MAX: Duration = Duration::from_millis(5);
 
-impl Run {
+impl Simulation {
     pub(super) fn finish(&mut self) -> Report {
         self.world.faults(FaultPlan::default());
         let faults = self.world.fault_count().total();

@@ -14,7 +14,7 @@ use byway_rpc::node::{PROGRAM, Rpc};
 use byway_rpc::session::{Grant, Spoken};
 
 use super::blocks::{Mine, Theirs};
-use super::calls::{CallWindows, Held};
+use super::calls::{CallWindows, OpenCall};
 use super::ledger::{Ledger, Mode};
 use super::rules::{broken, rule};
 
@@ -88,7 +88,7 @@ pub struct Peer {
 
 pub struct Life {
     // Before the node: what is dropped last ends it.
-    pub held: BTreeMap<u64, Held>,
+    pub held: BTreeMap<u64, OpenCall>,
     pub pending: BTreeMap<u64, (Option<OpId>, Pending)>,
     pub sessions: BTreeMap<Session, Peer>,
     /// Sessions that it has closed, of which messages may still come.
@@ -278,7 +278,7 @@ impl Life {
         if let Some(mine) = self.sessions.remove(&session).and_then(|peer| peer.mine) {
             self.close_window(mine.window, mine.memory);
         }
-        let is_of_it = |held: &Held| held.session == session && !held.is_busy;
+        let is_of_it = |held: &OpenCall| held.session == session && !held.is_busy;
         let calls: Vec<u64> = self.held.iter().filter(|(_, held)| is_of_it(held)).map(|(key, _)| *key).collect();
         for key in calls {
             self.abandon(ledger, key);

@@ -49,11 +49,11 @@ pub const CALLS_MIN: u64 = 30;
 /// # Panics
 /// As the code under test does.
 pub fn run(seed: u64) -> Result<Report, Broken> {
-    let outcome = std::panic::catch_unwind(|| Run::new(seed).run());
+    let outcome = std::panic::catch_unwind(|| Simulation::new(seed).run());
     outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-struct Run {
+struct Simulation {
     // Before the world, whose loops they have.
     nodes: Vec<Option<Life>>,
     /// To which nodes each connects.
@@ -63,7 +63,7 @@ struct Run {
     seed: u64,
 }
 
-impl Run {
+impl Simulation {
     fn new(seed: u64) -> Self {
         let world = World::new(seed);
         let mut ledger = Ledger::new(seed, seed % 8 == 7);

@@ -6,14 +6,14 @@ use super::home::{Home, Step};
 use super::locks::Locks;
 use super::meetings::{Barriers, Segments};
 use super::wire::Message;
-use super::{Action, Contents, End, Misuse, Page, Rank, Ticket};
+use super::{Action, Contents, JobEnd, Misuse, Page, Rank, Ticket};
 use crate::coherence::Mode;
 use crate::limits::DSM_RANKS_MAX;
 use byway_reactor::seeded::{self, Bug};
 
 /// A page as this rank has it.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct PageState {
     mode: Mode,
     /// What was asked for.
     asked: Mode,
@@ -44,7 +44,7 @@ pub struct Counters {
 pub struct Machine {
     rank: Rank,
     ranks: Rank,
-    held: HashMap<Page, Held>,
+    held: HashMap<Page, PageState>,
     /// Of the pages whose home this rank is.
     homes: HashMap<Page, Home>,
     /// Of the pages that this rank is the registrar of: which rank touched each first.
@@ -144,7 +144,7 @@ impl Machine {
             return;
         }
         if let Err(what) = self.handle(from, message, payload) {
-            self.end(End::Misbehaved { rank: from, what });
+            self.end(JobEnd::Misbehaved { rank: from, what });
         }
         self.take_own();
     }
@@ -154,14 +154,14 @@ impl Machine {
         if self.is_leaving {
             self.left |= 1 << rank;
         } else if self.left & 1 << rank == 0 {
-            self.end(End::Gone { rank });
+            self.end(JobEnd::Gone { rank });
         }
     }
 
     /// Nothing has come of a rank for so long that it is taken for stopped or cut off.
     pub fn silent(&mut self, rank: Rank, seconds: u64) {
         if !self.is_leaving && self.left & 1 << rank == 0 {
-            self.end(End::Silent { rank, seconds });
+            self.end(JobEnd::Silent { rank, seconds });
         }
     }
 
@@ -237,8 +237,8 @@ impl Machine {
         Ok(())
     }
 
-    fn held(&mut self, page: Page) -> &mut Held {
-        self.held.entry(page).or_insert(Held { mode: Mode::None, asked: Mode::None, home: None })
+    fn held(&mut self, page: Page) -> &mut PageState {
+        self.held.entry(page).or_insert(PageState { mode: Mode::None, asked: Mode::None, home: None })
     }
 
     /// The rank that remembers the home of a page.
@@ -250,15 +250,15 @@ impl Machine {
         (id % u32::from(self.ranks)) as Rank
     }
 
-    fn end(&mut self, reason: End) {
+    fn end(&mut self, reason: JobEnd) {
         if !self.is_over {
             self.is_over = true;
             self.actions.clear();
             self.own.clear();
             let ended = match reason {
-                End::Gone { rank } => Some((rank, 0)),
-                End::Silent { rank, seconds } => Some((rank, seconds)),
-                End::Misbehaved { .. } => None,
+                JobEnd::Gone { rank } => Some((rank, 0)),
+                JobEnd::Silent { rank, seconds } => Some((rank, seconds)),
+                JobEnd::Misbehaved { .. } => None,
             };
             if let Some((rank, seconds)) = ended {
                 let (me, left) = (self.rank, self.left);
@@ -297,7 +297,7 @@ impl Machine {
 
     fn handle_own(&mut self, message: Message, payload: Vec<u8>) {
         if let Err(what) = self.handle(self.rank, message, payload) {
-            self.end(End::Misbehaved { rank: self.rank, what });
+            self.end(JobEnd::Misbehaved { rank: self.rank, what });
         }
     }
 
@@ -335,9 +335,9 @@ impl Machine {
                 return Err("it named a rank that the job does not have");
             }
             Message::Ended { .. } if self.is_leaving => {}
-            Message::Ended { .. } if seeded::is(Bug::DsmMessengerNamed) => self.end(End::Gone { rank: from }),
-            Message::Ended { rank, seconds: 0 } => self.end(End::Gone { rank }),
-            Message::Ended { rank, seconds } => self.end(End::Silent { rank, seconds }),
+            Message::Ended { .. } if seeded::is(Bug::DsmMessengerNamed) => self.end(JobEnd::Gone { rank: from }),
+            Message::Ended { rank, seconds: 0 } => self.end(JobEnd::Gone { rank }),
+            Message::Ended { rank, seconds } => self.end(JobEnd::Silent { rank, seconds }),
             Message::Map { .. } if self.rank != 0 => return Err("it took this rank for rank 0"),
             Message::Map { pages } => self.segments.asked(from, &payload, pages, &mut outbox)?,
             Message::Mapped { status, first, pages } => {

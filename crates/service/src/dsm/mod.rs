@@ -90,7 +90,7 @@ pub enum Action {
     /// The job is over: no program shall go on with memory that is not whole.
     End {
         /// Why.
-        reason: End,
+        reason: JobEnd,
     },
 }
 
@@ -160,7 +160,7 @@ pub enum SegmentRefused {
 
 /// Why a job is over.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum End {
+pub enum JobEnd {
     /// A rank has gone before the job's end.
     #[error("rank {rank} has gone: the job ends, since pages that only it had are lost")]
     Gone {

@@ -3,7 +3,7 @@
 
 use super::history::Event;
 use super::programs::Op::{self, Barrier, Load, Store};
-use super::{Job, PAGE_WORDS};
+use super::{PAGE_WORDS, SimulatedJob};
 
 /// A program, and whether an outcome, the values of all loads in the order of threads, is forbidden.
 pub struct Litmus {
@@ -57,9 +57,9 @@ pub fn catalogue(Words(x, y): Words) -> Vec<Litmus> {
 
 impl Litmus {
     /// Each thread is a rank.
-    pub fn job(&self) -> Job {
+    pub fn job(&self) -> SimulatedJob {
         let ranks = self.threads.iter().map(|thread| vec![thread.clone()]).collect();
-        Job { ranks, pages: 2, killed: None, leaves: false }
+        SimulatedJob { ranks, pages: 2, killed: None, leaves: false }
     }
 
     /// The values of all loads, thread by thread, but for the first two of each.

@@ -12,7 +12,7 @@ mod rank;
 use std::collections::{HashMap, VecDeque};
 
 use byway_service::dsm::wire::Message;
-use byway_service::dsm::{End, Rank};
+use byway_service::dsm::{JobEnd, Rank};
 pub use byway_skip::seeds::Chance;
 
 use self::history::Event;
@@ -29,7 +29,7 @@ const STEPS_MAX: usize = 400_000;
 pub struct Broken(pub String);
 
 /// What a job does: the threads of each rank, and when a rank is killed, if one is.
-pub struct Job {
+pub struct SimulatedJob {
     pub ranks: Vec<Vec<Vec<Op>>>,
     pub pages: usize,
     pub killed: Option<(usize, Rank)>,
@@ -91,7 +91,7 @@ enum Next {
 }
 
 /// Runs a job.
-pub fn run(job: &Job, seed: u64) -> Result<Report, Broken> {
+pub fn run(job: &SimulatedJob, seed: u64) -> Result<Report, Broken> {
     let count = job.ranks.len() as Rank;
     let mut first = 0;
     let ranks = job.ranks.iter().enumerate().map(|(rank, threads)| {
@@ -203,7 +203,7 @@ impl World {
         }
         for (place, rank) in self.ranks.iter().enumerate() {
             match (rank.ended(), self.killed) {
-                (Some(End::Gone { rank: named }), Some(killed)) if *named == killed => {}
+                (Some(JobEnd::Gone { rank: named }), Some(killed)) if *named == killed => {}
                 (Some(reason), _) => return broken(format!("rank {place} ended the job: {reason}")),
                 (None, Some(killed)) if place != usize::from(killed) => {
                     return broken(format!("rank {place} did not end the job"));

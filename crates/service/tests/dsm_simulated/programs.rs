@@ -2,7 +2,7 @@
 
 use byway_service::dsm::Rank;
 
-use super::{Chance, Job, PAGE_WORDS};
+use super::{Chance, PAGE_WORDS, SimulatedJob};
 
 /// A step of a thread's program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub enum Op {
 
 /// A job by chance: 2 to 8 ranks with 1 or 2 threads, 1 to 4 pages, loads, stores and direct reads, some under locks and between
 /// barriers. One of four has a rank killed, and in the others half leave the job when all are done.
-pub fn any(seed: u64) -> Job {
+pub fn any(seed: u64) -> SimulatedJob {
     let mut chance = Chance::new(seed ^ 0x6a6f_6273);
     let (ranks, pages) = (2 + chance.below(7), 1 + chance.below(4));
     let (locks, barriers) = (1 + chance.below(3), chance.below(3));
@@ -32,7 +32,7 @@ pub fn any(seed: u64) -> Job {
     let programs: Vec<_> = programs.collect();
     let killed = chance.one_in(4).then(|| (chance.below(3000), chance.below(ranks) as Rank));
     let leaves = killed.is_none() && chance.one_in(2);
-    Job { ranks: programs, pages, killed, leaves }
+    SimulatedJob { ranks: programs, pages, killed, leaves }
 }
 
 fn program(chance: &mut Chance, pages: usize, locks: usize, barriers: usize, value: &mut u64) -> Vec<Op> {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use byway_reactor::Instant;
 use byway_service::coherence::Mode;
 use byway_service::dsm::wire::Message;
-use byway_service::dsm::{Action, Contents, End, Machine, Outcome, Page, PinnedPages, Rank, Ticket};
+use byway_service::dsm::{Action, Contents, JobEnd, Machine, Outcome, Page, PinnedPages, Rank, Ticket};
 
 use super::history::Event;
 use super::programs::Op;
@@ -43,7 +43,7 @@ struct Thread {
 }
 
 #[derive(Clone)]
-struct Memory {
+struct SimulatedPage {
     mode: Mode,
     words: [u64; PAGE_WORDS],
     /// Set aside to be sent.
@@ -57,7 +57,7 @@ pub struct SimulatedRank {
     inbox: VecDeque<Input>,
     action: Option<Action>,
     pinned: PinnedPages,
-    memory: Vec<Memory>,
+    memory: Vec<SimulatedPage>,
     threads: Vec<Thread>,
     /// The number of its first thread among those of all ranks.
     first: usize,
@@ -65,7 +65,7 @@ pub struct SimulatedRank {
     has_left: bool,
     /// Ranks whose session has ended, a bit each.
     noticed: u64,
-    ended: Option<End>,
+    ended: Option<JobEnd>,
 }
 
 type Sent = (Rank, Message, Vec<u8>);
@@ -78,7 +78,7 @@ impl SimulatedRank {
             inbox: VecDeque::new(),
             action: None,
             pinned: PinnedPages::default(),
-            memory: vec![Memory { mode: Mode::None, words: [ABSENT; PAGE_WORDS], aside: None, pins: 0 }; pages],
+            memory: vec![SimulatedPage { mode: Mode::None, words: [ABSENT; PAGE_WORDS], aside: None, pins: 0 }; pages],
             threads: programs.iter().map(thread).collect(),
             first,
             is_killed: false,
@@ -120,7 +120,7 @@ impl SimulatedRank {
         self.is_killed = true;
     }
 
-    pub fn ended(&self) -> Option<&End> {
+    pub fn ended(&self) -> Option<&JobEnd> {
         self.ended.as_ref()
     }
 

@@ -131,7 +131,7 @@ impl Report {
     }
 }
 
-struct Run {
+struct Simulation {
     // Before the world, whose loops they have.
     borrower: Borrower,
     lenders: Vec<SimulatedLender>,
@@ -149,11 +149,11 @@ struct Run {
 /// # Panics
 /// As the code under test does.
 pub fn run(seed: u64) -> Result<Report, Broken> {
-    let outcome = std::panic::catch_unwind(|| Run::new(seed).run());
+    let outcome = std::panic::catch_unwind(|| Simulation::new(seed).run());
     outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-impl Run {
+impl Simulation {
     fn new(seed: u64) -> Self {
         let (world, mut chance, story) = (World::new(seed), Chance::new(seed), Story::of(seed));
         // In some runs all of the memory is needed, and a lender refuses.

@@ -9,12 +9,12 @@ use byway_service::block::VolumeOptions as Served;
 use byway_service::block::client::{Done, Request, Volume as Client, VolumeOptions};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 
-use crate::serving::{AT, SERVER_CLASS, Serving, client_ip};
+use crate::serving::{AT, SERVER_CLASS, TestServer, client_ip};
 
 const CLIENT_CLASS: u8 = 0x30;
 
 pub struct Pair {
-    pub serving: Serving,
+    pub serving: TestServer,
     pub client: Client,
     at_client: Reactor,
 }
@@ -28,7 +28,7 @@ impl Pair {
             range: None,
             count_max: Some(1),
         };
-        let mut serving = Serving::new(seed, frames, Options::new(SERVER_CLASS));
+        let mut serving = TestServer::new(seed, frames, Options::new(SERVER_CLASS));
         serving.offer_file(Served { faults: FaultRules(vec![slow]), ..Served::default() });
         let at_client = serving.world.node(client_ip(1), 1 << 20);
         let mut options = VolumeOptions::new(CLIENT_CLASS);

@@ -23,14 +23,14 @@ pub const fn client_ip(number: u8) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 1, number))
 }
 
-pub struct Serving {
+pub struct TestServer {
     pub world: World,
     pub server: Server,
     pub reactor: Reactor,
     engine: Engine,
 }
 
-impl Serving {
+impl TestServer {
     /// Listens, and offers nothing yet; its messages and data have `frame_bytes`.
     pub fn new(seed: u64, frame_bytes: usize, options: Options) -> Self {
         let world = World::new(seed);

@@ -120,11 +120,11 @@ impl Report {
 /// # Panics
 /// As the code under test does.
 pub fn run(seed: u64) -> Result<Report, Broken> {
-    let outcome = std::panic::catch_unwind(|| Run::new(seed).run());
+    let outcome = std::panic::catch_unwind(|| Simulation::new(seed).run());
     outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
 }
 
-struct Serving {
+struct SimulatedServer {
     server: Server,
     engine: Engine,
     reactor: Reactor,
@@ -135,13 +135,13 @@ struct Serving {
     free_bytes: usize,
 }
 
-struct Run {
+struct Simulation {
     world: World,
     random: Random,
     seed: u64,
     /// One, or up to three that the volume is striped over.
     files: Vec<SimFile>,
-    server: Option<Serving>,
+    server: Option<SimulatedServer>,
     starts: u64,
     users: Vec<User>,
     deaths: usize,
@@ -152,7 +152,7 @@ struct Run {
     copier: Reactor,
 }
 
-impl Run {
+impl Simulation {
     fn new(seed: u64) -> Self {
         let world = World::new(seed);
         let (bytes, count) = (CLIENTS * PART * SECTOR, seed as usize % 3 + 1);
@@ -231,7 +231,7 @@ impl Run {
         let volume = engine.attach(&mut reactor, Arc::new(self.open_volume()));
         server.offer(volume);
         let free_bytes = reactor.frames().free_bytes();
-        self.server = Some(Serving { server, engine, reactor, instance, volume, _taken: taken, free_bytes });
+        self.server = Some(SimulatedServer { server, engine, reactor, instance, volume, _taken: taken, free_bytes });
     }
 
     fn open_volume(&self) -> Volume {
@@ -264,7 +264,7 @@ impl Run {
     /// Handles everything that is ready, in every loop.
     fn turn(&mut self) {
         loop {
-            let mut busy = self.server.as_mut().is_some_and(Serving::turn);
+            let mut busy = self.server.as_mut().is_some_and(SimulatedServer::turn);
             for user in &mut self.users {
                 busy |= user.turn();
             }
@@ -440,7 +440,7 @@ impl Run {
             life.volume.close(&mut life.reactor);
         }
         self.pass(GONE_WITHIN);
-        let Some(Serving { server, engine, reactor, free_bytes, .. }) = &self.server else { return };
+        let Some(SimulatedServer { server, engine, reactor, free_bytes, .. }) = &self.server else { return };
         let kept = free_bytes - reactor.frames().free_bytes();
         if !server.is_idle() || engine.in_flight() > 0 || kept > 0 {
             let sessions = server.sessions().count();
@@ -459,7 +459,7 @@ impl Run {
     }
 }
 
-impl Serving {
+impl SimulatedServer {
     /// Handles what is ready; says whether something was.
     fn turn(&mut self) -> bool {
         let Self { server, engine, reactor, .. } = self;

@@ -8,12 +8,12 @@ use byway_reactor::{Completion, FileOptions, Op, OpenFile, Outcome, Token, Wait}
 use byway_service::block::Volume;
 
 use super::user::User;
-use super::{Run, SERVER_IP};
+use super::{SERVER_IP, Simulation};
 
 /// Longer than a sync takes.
 const COPIED_WITHIN: Duration = Duration::from_millis(200);
 
-impl Run {
+impl Simulation {
     /// The server's process stays; of the old store the new one has what is durable. Nothing else runs meanwhile, so that
     /// nothing is answered by the old store that the new one lacks.
     pub(super) fn replace_volume(&mut self) {

@@ -39,7 +39,7 @@ struct User {
     never_sent: BTreeSet<u64>,
 }
 
-struct Run {
+struct Simulation {
     random: Random,
     machine: Machine<Vec<u64>, u64>,
     user: User,
@@ -59,7 +59,7 @@ struct Run {
     now: u64,
 }
 
-impl Run {
+impl Simulation {
     fn new(seed: u64) -> Self {
         Self {
             random: Random::from_seed(seed),
@@ -295,7 +295,7 @@ impl Run {
 fn acknowledged_writes_survive_whatever_the_server_does() {
     let (mut ended, mut replayed, mut cancelled, mut reopened) = (0, 0, 0, 0);
     for seed in 0..1500 {
-        let mut run = Run::new(seed);
+        let mut run = Simulation::new(seed);
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             for _ in 0..400 {
                 run.step();
@@ -431,7 +431,7 @@ fn back_at_a_server_that_has_the_later_change_both_are_sent_again_in_order() {
 
 #[test]
 fn after_a_failure_everything_ends() {
-    let mut run = Run::new(1);
+    let mut run = Simulation::new(1);
     for _ in 0..30 {
         run.submit();
     }

@@ -7,7 +7,7 @@ use super::fault::{Fault, RunFault};
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
-use crate::block::stripe::Run;
+use crate::block::stripe::StripeExtent;
 use crate::block::sync_tracker::{Description, SyncUnderWay};
 use crate::block::volume::Volume;
 
@@ -65,7 +65,7 @@ pub(super) struct SliceState {
 /// Zeroing, or a trim that is to be durable, range by range.
 pub(super) struct Zeroing {
     pub(super) flags: ZeroFlags,
-    pub(super) ranges: Vec<Run>,
+    pub(super) ranges: Vec<StripeExtent>,
     /// How each range begins.
     pub(super) first: Allocate,
     /// How the range in progress is done.
@@ -206,7 +206,7 @@ impl Zeroing {
     ///
     /// # Errors
     /// [`BlockError::Unsupported`] if there is none.
-    pub(super) fn fall_back(&mut self, run: Run) -> Result<(), BlockError> {
+    pub(super) fn fall_back(&mut self, run: StripeExtent) -> Result<(), BlockError> {
         match self.way {
             // A trim may do nothing.
             Way::Store(Allocate::Discard) => self.end_range(),

@@ -8,7 +8,7 @@ use super::{Engine, IoKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, 
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
-use crate::block::stripe::{Layout, Run};
+use crate::block::stripe::{Layout, StripeExtent};
 use crate::limits::{
     EXTENT_PIECES_MAX, EXTENTS_MAX, LISTS_MAX, PIECE_BYTES_MAX, READ_FRAME_BYTES_MAX, REQUEST_BYTES_MAX,
 };
@@ -74,7 +74,7 @@ impl Engine {
         let pool = self.staging.as_ref().unwrap_or(reactor.frames());
         let stages = if flags.device && !flags.private { attached.stages.as_slice() } else { &[] };
         let frames = loop {
-            match frames_for(pool, stages, layout.runs(offset, len as u64, longest)) {
+            match frames_for(pool, stages, layout.extents(offset, len as u64, longest)) {
                 Some(frames) => break frames,
                 // Where no end of anything would bring larger ones, small pieces must do.
                 None if (self.in_flight.is_empty() || is_cut_up(pool, len))
@@ -151,7 +151,7 @@ impl Engine {
             return Ok(Step::Busy);
         }
         let count_max = count_max.clamp(1, EXTENTS_MAX);
-        let runs: Vec<_> = layout.runs(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();
+        let runs: Vec<_> = layout.extents(offset, len, u64::MAX).take(EXTENT_PIECES_MAX).collect();
         let files = attached.files.clone();
         let wanted = runs.iter().map(|run| run.len).collect();
         let kind = IoKind::Extents { parts: vec![None; runs.len()], wanted, count_max };
@@ -166,8 +166,12 @@ impl Engine {
 }
 
 /// A frame for each run, in its file's stage if one is free there, else of `pool`; `None` if there are not enough.
-fn frames_for(pool: &FramePool, stages: &[Stage], runs: impl Iterator<Item = Run>) -> Option<Vec<(Run, Frame)>> {
-    let frame = |run: &Run| {
+fn frames_for(
+    pool: &FramePool,
+    stages: &[Stage],
+    runs: impl Iterator<Item = StripeExtent>,
+) -> Option<Vec<(StripeExtent, Frame)>> {
+    let frame = |run: &StripeExtent| {
         let len = run.len as usize;
         in_device(stages, run.file, len).or_else(|| pool.alloc(len))
     };
@@ -195,7 +199,7 @@ fn resident_payload(reactor: &mut Reactor, layout: Layout, files: &[File], offse
         return reactor.resident(file, offset, len).then(|| Payload::one(Piece::Map { file, offset, len }));
     }
     let mut payload = Payload::default();
-    for run in layout.runs(offset, len as u64, u64::MAX) {
+    for run in layout.extents(offset, len as u64, u64::MAX) {
         let (file, len) = (files[run.file], run.len as usize);
         if !reactor.resident(file, run.offset, len) {
             return None;

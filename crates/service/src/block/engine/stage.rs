@@ -47,7 +47,7 @@ impl Engine {
         let staged = || {
             let attached = self.attached(id).ok()?;
             let Kind::Files { layout, .. } = attached.volume.kind() else { return None };
-            in_device(&attached.stages, layout.run(offset, len as u64).file, len)
+            in_device(&attached.stages, layout.extent(offset, len as u64).file, len)
         };
         staged().or_else(|| reactor.frames().alloc_largest(len, least))
     }

@@ -18,7 +18,7 @@ impl Engine {
         let len = len.min(PIECE_BYTES_MAX);
         match self.attached(id).map(|attached| attached.volume.kind()) {
             Ok(Kind::Files { layout, files }) => {
-                let run = layout.run(offset, len as u64);
+                let run = layout.extent(offset, len as u64);
                 let page = (offset % MEMORY_PIECE_BYTES as u64) as usize;
                 let len = run.len as usize;
                 if files[0].is_receivable() { len.min(MEMORY_PIECE_BYTES - page) } else { len }
@@ -31,7 +31,7 @@ impl Engine {
     pub fn write_run_len(&self, id: VolumeId, offset: u64, len: usize) -> usize {
         let len = len.min(PIECE_BYTES_MAX);
         match self.attached(id).map(|attached| attached.volume.kind()) {
-            Ok(Kind::Files { layout, .. }) => layout.run(offset, len as u64).len as usize,
+            Ok(Kind::Files { layout, .. }) => layout.extent(offset, len as u64).len as usize,
             Ok(Kind::Null) | Err(_) => len,
         }
     }
@@ -58,7 +58,7 @@ impl Engine {
         if attached.volume.has_faults() {
             return 0;
         }
-        let run = layout.run(offset, len as u64);
+        let run = layout.extent(offset, len as u64);
         let n = reactor.receive_into_file(socket, attached.files[run.file], run.offset, run.len as usize);
         if n > 0 {
             self.charge(reactor, id, n);
@@ -110,7 +110,7 @@ impl Engine {
         if len == 0 {
             return Ok(Begun::Now);
         }
-        let run = layout.run(offset, len as u64);
+        let run = layout.extent(offset, len as u64);
         if run.len < len as u64 {
             return Err(BlockError::TooLong);
         }
@@ -169,7 +169,7 @@ impl Engine {
         let by_ring = durable || attached.volume.has_faults();
         let mut left = Vec::new();
         let mut done = 0;
-        for run in layout.runs(offset, bytes.len() as u64, PIECE_BYTES_MAX as u64) {
+        for run in layout.extents(offset, bytes.len() as u64, PIECE_BYTES_MAX as u64) {
             let part = &bytes[done..done + run.len as usize];
             done += part.len();
             let file = attached.files[run.file];

@@ -52,7 +52,7 @@ pub(super) struct Handle {
 }
 
 #[derive(Debug)]
-struct Held {
+struct KnownNode {
     node: Arc<Node>,
     /// Answers that named it and were not forgotten.
     look_ups: u64,
@@ -68,8 +68,8 @@ pub(super) struct Client {
     /// As it has named itself. None: it does not come back.
     pub(super) known_as: Option<ClientKey>,
     pub(super) leases: LeaseState,
-    nodes: Slots<Held>,
-    by_id: HashMap<(usize, FileId), Slot<Held>>,
+    nodes: Slots<KnownNode>,
+    by_id: HashMap<(usize, FileId), Slot<KnownNode>>,
     handles: Slots<Handle>,
     handle_count: usize,
     /// Shares that it has attached to.
@@ -133,7 +133,7 @@ impl Client {
         let (share, mode) = (Arc::clone(share), found.attributes.mode.get());
         let Found { fd, id, counted, .. } = found;
         let node = Arc::new(Node { fd, id, mode, share, right, _counted: counted });
-        let slot = self.nodes.insert(Held { node, look_ups: 1 });
+        let slot = self.nodes.insert(KnownNode { node, look_ups: 1 });
         self.by_id.insert(key, slot);
         Ok(slot.to_u64())
     }
@@ -146,7 +146,7 @@ impl Client {
         if held.look_ups > 0 {
             return None;
         }
-        let Held { node, .. } = self.nodes.remove(slot)?;
+        let KnownNode { node, .. } = self.nodes.remove(slot)?;
         self.by_id.remove(&(address(&node.share), node.id));
         self.leases.forgotten(node.id);
         Some(node)
