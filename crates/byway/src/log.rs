@@ -37,7 +37,7 @@ pub fn to_stderr(level: Option<&str>) {
 struct Limited<F> {
     format: F,
     /// By place and volume: there are as many as the code has, and the configuration. No client chooses such a name.
-    places: Mutex<HashMap<(Identifier, VolumeName), Place>>,
+    places: Mutex<HashMap<(Identifier, VolumeName), CallSite>>,
 }
 
 /// What a line says is its volume; empty if it says none.
@@ -62,7 +62,7 @@ impl Visit for VolumeName {
 }
 
 /// The lines of one place.
-struct Place {
+struct CallSite {
     /// The second that is counted.
     since: Instant,
     lines: u32,
@@ -78,7 +78,7 @@ enum Verdict {
     LeaveOut,
 }
 
-impl Place {
+impl CallSite {
     fn new(now: Instant) -> Self {
         Self { since: now, lines: 0, left_out: 0 }
     }
@@ -121,7 +121,7 @@ where
         let verdict = {
             let mut places = self.places.lock().unwrap_or_else(PoisonError::into_inner);
             let place = (event.metadata().callsite(), VolumeName::of(event));
-            places.entry(place).or_insert_with(|| Place::new(now)).judge(now)
+            places.entry(place).or_insert_with(|| CallSite::new(now)).judge(now)
         };
         match verdict {
             Verdict::LeaveOut => return Ok(()),
@@ -146,7 +146,7 @@ mod tests {
     #[test]
     fn a_place_has_so_many_lines_a_second_and_the_rest_is_counted() {
         let start = Instant::now();
-        let mut place = Place::new(start);
+        let mut place = CallSite::new(start);
         let first: Vec<_> = (0..7000).map(|_| place.judge(start)).collect();
         let written = first.iter().filter(|verdict| **verdict != Verdict::LeaveOut).count();
         assert_eq!(written, LOG_LINES_PER_SECOND_MAX as usize);

@@ -161,7 +161,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     }
     warn_of_nobody(&shares);
     announce(&node, http.as_ref().map(HttpFrontend::address), configuration.control_socket.as_deref());
-    let mut serving = Serving {
+    let mut serving = RunningNode {
         arguments,
         configuration,
         memory,
@@ -280,7 +280,7 @@ fn watch_signals(events: Sender<Event>, ending: Arc<AtomicBool>) -> Result<(), S
 }
 
 /// A node that serves, and what it was made from.
-struct Serving<'a> {
+struct RunningNode<'a> {
     arguments: &'a ServeArguments,
     configuration: Configuration,
     /// Bytes that the node may have: the confined process cannot read that.
@@ -299,7 +299,7 @@ struct Serving<'a> {
     ending: Arc<AtomicBool>,
 }
 
-impl Serving<'_> {
+impl RunningNode<'_> {
     fn status(&self) -> String {
         format!("serving {} volumes and {} shares", self.served.len(), self.shares.len())
     }

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use byway_fabric::node::{DESCRIPTOR_BYTES, Descriptor, Session};
 use byway_rpc::node::{Call, PROGRAM, Request, Rpc};
 
-use crate::error::{BYWAY_E_INVALID, Code, Place, borrow, guard, slice};
+use crate::error::{BYWAY_E_INVALID, Code, OutPointer, borrow, guard, slice};
 use crate::node::{byway_node, deadline, fits};
 use crate::operation::{byway_op, start};
 
@@ -98,7 +98,7 @@ pub unsafe extern "C" fn byway_next_call(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, place) = unsafe { (borrow(node)?, Place::at(request)?) };
+        let (node, place) = unsafe { (borrow(node)?, OutPointer::at(request)?) };
         let came = rpc(node)?.next_call(deadline(timeout_ms))?;
         let windows = came.windows.iter().flat_map(|window| window.to_bytes()).collect();
         place.give(Box::into_raw(Box::new(byway_request { request: came, windows })));
@@ -135,7 +135,7 @@ unsafe fn part(
     of: impl FnOnce(&byway_request) -> &[u8],
 ) -> Result<usize, Code> {
     // SAFETY: by the caller's word.
-    let (part, place) = unsafe { (of(borrow(request)?), Place::at(bytes)?) };
+    let (part, place) = unsafe { (of(borrow(request)?), OutPointer::at(bytes)?) };
     place.give(part.as_ptr());
     Ok(part.len())
 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_char, c_int};
 
 use byway_dsm::{CallError, Job, JoinError};
 
-use crate::error::{BYWAY_E_BUSY, BYWAY_E_INVALID, BYWAY_E_RANGE, BYWAY_E_SYSTEM, Code, Place, borrow, guard};
+use crate::error::{BYWAY_E_BUSY, BYWAY_E_INVALID, BYWAY_E_RANGE, BYWAY_E_SYSTEM, Code, OutPointer, borrow, guard};
 
 /// A process's part in a job. Threads may share it.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -71,7 +71,7 @@ unsafe fn text<'a>(text: *const c_char) -> Result<&'a str, Code> {
 pub unsafe extern "C" fn byway_dsm_init(job: *mut *mut byway_dsm_job) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let place = unsafe { Place::at(job)? };
+        let place = unsafe { OutPointer::at(job)? };
         let joined = Job::join().inspect_err(|error| eprintln!("byway: {error}"))?;
         place.give(Box::into_raw(Box::new(byway_dsm_job(joined))));
         Ok(0)
@@ -112,7 +112,7 @@ pub unsafe extern "C" fn byway_dsm_segment(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (job, name, place) = unsafe { (borrow(job)?, text(name)?, Place::at(address)?) };
+        let (job, name, place) = unsafe { (borrow(job)?, text(name)?, OutPointer::at(address)?) };
         place.give(job.0.segment(name, bytes)?.as_ptr());
         Ok(0)
     })
@@ -165,7 +165,7 @@ pub unsafe extern "C" fn byway_dsm_barrier(job: *const byway_dsm_job, barrier: u
 pub unsafe extern "C" fn byway_dsm_statistics(job: *const byway_dsm_job, counters: *mut byway_dsm_counters) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (job, place) = unsafe { (borrow(job)?, Place::at(counters)?) };
+        let (job, place) = unsafe { (borrow(job)?, OutPointer::at(counters)?) };
         let byway_dsm::Counters {
             read_faults,
             write_faults,

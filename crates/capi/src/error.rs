@@ -161,9 +161,9 @@ pub(crate) unsafe fn borrow<'a, T>(handle: *const T) -> Result<&'a T, Code> {
 }
 
 /// Where a result goes. Looked for before anything is begun or taken, so that nothing is lost for want of it.
-pub(crate) struct Place<T>(NonNull<T>);
+pub(crate) struct OutPointer<T>(NonNull<T>);
 
-impl<T> Place<T> {
+impl<T> OutPointer<T> {
     /// # Errors
     /// It is null, or no place for such a value.
     ///

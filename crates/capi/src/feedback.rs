@@ -7,7 +7,7 @@ use byway_fabric::feedback::Waits;
 use byway_fabric::node::{Session, SessionFeedback};
 use byway_fabric::{Capabilities, OneSided, Stall, WireKind};
 
-use crate::error::{Place, borrow, guard};
+use crate::error::{OutPointer, borrow, guard};
 use crate::node::byway_node;
 
 /// The number of waits, and their duration.
@@ -155,7 +155,7 @@ pub unsafe extern "C" fn byway_session_feedback(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, place) = unsafe { (borrow(node)?, Place::at(feedback)?) };
+        let (node, place) = unsafe { (borrow(node)?, OutPointer::at(feedback)?) };
         place.give(node.node().feedback(Session::from_u64(session))?.into());
         Ok(0)
     })
@@ -173,7 +173,7 @@ pub unsafe extern "C" fn byway_session_capabilities(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, place) = unsafe { (borrow(node)?, Place::at(capabilities)?) };
+        let (node, place) = unsafe { (borrow(node)?, OutPointer::at(capabilities)?) };
         place.give(node.node().capabilities(Session::from_u64(session))?.into());
         Ok(0)
     })

@@ -5,7 +5,7 @@ use std::os::fd::AsRawFd;
 
 use byway_fabric::node::Group;
 
-use crate::error::{Place, borrow, guard};
+use crate::error::{OutPointer, borrow, guard};
 use crate::node::{byway_node, deadline};
 use crate::operation::{byway_completion, byway_op, completion_at, ended};
 
@@ -25,7 +25,7 @@ pub unsafe extern "C" fn byway_group_new(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, place) = unsafe { (borrow(node)?, Place::at(group)?) };
+        let (node, place) = unsafe { (borrow(node)?, OutPointer::at(group)?) };
         place.give(Box::into_raw(Box::new(byway_group(node.node().group(capacity)?))));
         Ok(0)
     })
@@ -65,7 +65,7 @@ pub unsafe extern "C" fn byway_group_wait(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (group, places) = unsafe { (borrow(group)?, (Place::at(context)?, Place::at(result)?)) };
+        let (group, places) = unsafe { (borrow(group)?, (OutPointer::at(context)?, OutPointer::at(result)?)) };
         // SAFETY: by the caller's word.
         let completion = unsafe { completion_at(completion)? };
         let came = group.0.wait(deadline(timeout_ms))?;

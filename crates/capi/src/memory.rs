@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use byway_fabric::node::{DESCRIPTOR_BYTES, Memory, Rights, Session, Window};
 
-use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, Place, borrow, guard};
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TAKEN, Code, OutPointer, borrow, guard};
 use crate::node::{byway_node, deadline};
 
 /// Memory that operations and windows can use.
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn byway_register(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, place) = unsafe { (borrow(node)?, Place::at(memory)?) };
+        let (node, place) = unsafe { (borrow(node)?, OutPointer::at(memory)?) };
         place.give(Box::into_raw(Box::new(byway_memory(node.node().register(bytes)?))));
         Ok(0)
     })
@@ -98,7 +98,8 @@ pub unsafe extern "C" fn byway_window_open(
         // SAFETY: by the caller's word.
         let (node, memory) = unsafe { (borrow(node)?, borrow(memory)?) };
         // SAFETY: room for 32 bytes, and can be written, by the caller's word; an array of bytes has no alignment.
-        let (bytes, place) = unsafe { (Place::at(descriptor.cast::<[u8; DESCRIPTOR_BYTES]>())?, Place::at(window)?) };
+        let (bytes, place) =
+            unsafe { (OutPointer::at(descriptor.cast::<[u8; DESCRIPTOR_BYTES]>())?, OutPointer::at(window)?) };
         if rights & !(BYWAY_PUT | BYWAY_GET | BYWAY_ONCE) != 0 {
             return Err(Code(BYWAY_E_INVALID));
         }

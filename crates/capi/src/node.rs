@@ -7,7 +7,7 @@ use std::time::Duration;
 use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Session, parse_address};
 use byway_rpc::node::Rpc;
 
-use crate::error::{BYWAY_E_INVALID, BYWAY_E_TOO_LONG, Code, Place, borrow, guard};
+use crate::error::{BYWAY_E_INVALID, BYWAY_E_TOO_LONG, Code, OutPointer, borrow, guard};
 
 /// A node.
 #[expect(non_camel_case_types, reason = "C's name")]
@@ -59,7 +59,7 @@ unsafe fn address(text: *const c_char) -> Result<Address, Code> {
 pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let place = unsafe { Place::at(node)? };
+        let place = unsafe { OutPointer::at(node)? };
         place.give(Box::into_raw(Box::new(byway_node(Kind::Plain(Node::open(&NodeOptions::default())?)))));
         Ok(0)
     })
@@ -74,7 +74,7 @@ pub unsafe extern "C" fn byway_node_open(node: *mut *mut byway_node) -> c_int {
 pub unsafe extern "C" fn byway_node_open_for_calls(node: *mut *mut byway_node) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let place = unsafe { Place::at(node)? };
+        let place = unsafe { OutPointer::at(node)? };
         place.give(Box::into_raw(Box::new(byway_node(Kind::Calls(Rpc::open(&NodeOptions::default())?)))));
         Ok(0)
     })
@@ -124,7 +124,7 @@ pub unsafe extern "C" fn byway_connect(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, to, place) = unsafe { (borrow(node)?, address(to)?, Place::at(session)?) };
+        let (node, to, place) = unsafe { (borrow(node)?, address(to)?, OutPointer::at(session)?) };
         place.give(node.node().connect(&to, deadline(timeout_ms))?.to_u64());
         Ok(0)
     })
@@ -138,7 +138,7 @@ pub unsafe extern "C" fn byway_connect(
 pub unsafe extern "C" fn byway_accept(node: *const byway_node, timeout_ms: i64, session: *mut u64) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (node, place) = unsafe { (borrow(node)?, Place::at(session)?) };
+        let (node, place) = unsafe { (borrow(node)?, OutPointer::at(session)?) };
         place.give(node.node().accept(deadline(timeout_ms))?.to_u64());
         Ok(0)
     })

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 
 use byway_fabric::node::{Completed, Descriptor, Message, Op, OpError, Outcome, Segment, Session};
 
-use crate::error::{BYWAY_E_INVALID, Code, Place, borrow, guard, slice};
+use crate::error::{BYWAY_E_INVALID, Code, OutPointer, borrow, guard, slice};
 use crate::memory::byway_memory;
 use crate::node::{byway_node, deadline, fits};
 
@@ -45,7 +45,7 @@ pub struct byway_completion {
 /// `op` is null or can be written.
 pub(crate) unsafe fn start(op: *mut *mut byway_op, begin: impl FnOnce() -> Result<Op, Code>) -> Result<c_int, Code> {
     // SAFETY: by the caller's word.
-    let place = unsafe { Place::at(op)? };
+    let place = unsafe { OutPointer::at(op)? };
     place.give(Box::into_raw(Box::new(byway_op(begin()?))));
     Ok(0)
 }
@@ -165,14 +165,14 @@ pub unsafe extern "C" fn byway_flush(node: *const byway_node, session: u64, op: 
 ///
 /// # Safety
 /// `at` is null or can be written, for as long as the place lives.
-pub(crate) unsafe fn completion_at(at: *mut byway_completion) -> Result<Option<Place<byway_completion>>, Code> {
+pub(crate) unsafe fn completion_at(at: *mut byway_completion) -> Result<Option<OutPointer<byway_completion>>, Code> {
     if at.is_null() {
         return Ok(None);
     }
     // SAFETY: by the caller's word.
-    unsafe { Place::at(at)?.give(NOTHING) };
+    unsafe { OutPointer::at(at)?.give(NOTHING) };
     // SAFETY: by the caller's word.
-    unsafe { Place::at(at) }.map(Some)
+    unsafe { OutPointer::at(at) }.map(Some)
 }
 
 /// What is at the place of a completion before anything has ended, so that a program which frees its message frees nothing.
@@ -191,7 +191,7 @@ fn completed(outcome: Outcome) -> byway_completion {
 }
 
 /// How an operation ended, and what it brought.
-pub(crate) fn ended(result: Completed, completion: Option<Place<byway_completion>>) -> Result<(), Code> {
+pub(crate) fn ended(result: Completed, completion: Option<OutPointer<byway_completion>>) -> Result<(), Code> {
     let Some(completion) = completion else { return Ok(result.map(drop)?) };
     match result {
         Ok(outcome) => {
@@ -235,7 +235,7 @@ pub unsafe extern "C" fn byway_wait_any(
 ) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (handles, place) = unsafe { (slice(ops, count)?, Place::at(index)?) };
+        let (handles, place) = unsafe { (slice(ops, count)?, OutPointer::at(index)?) };
         // SAFETY: by the caller's word.
         let completion = unsafe { completion_at(completion)? };
         // SAFETY: by the caller's word.
@@ -282,7 +282,7 @@ pub unsafe extern "C" fn byway_op_free(op: *mut byway_op) {
 unsafe fn part(message: *const byway_message, bytes: *mut *const u8, of: fn(&Message) -> &[u8]) -> c_int {
     guard(|| {
         // SAFETY: by the caller's word.
-        let (part, place) = unsafe { (of(&borrow(message)?.0), Place::at(bytes)?) };
+        let (part, place) = unsafe { (of(&borrow(message)?.0), OutPointer::at(bytes)?) };
         place.give(part.as_ptr());
         fits(c_int::try_from(part.len()))
     })

@@ -64,12 +64,12 @@ pub(crate) type Bytes = Box<[u8; PAGE_BYTES]>;
 
 /// A mapping that ends with this.
 #[derive(Debug)]
-struct Mapping {
+struct MappedRange {
     at: usize,
     bytes: usize,
 }
 
-impl Drop for Mapping {
+impl Drop for MappedRange {
     fn drop(&mut self) {
         // SAFETY: a mapping that `Area::new` has made. No segment refers to it (they borrow the job), and the pager has ended.
         let _ = unsafe { munmap(with_exposed_provenance_mut(self.at), self.bytes) };
@@ -79,9 +79,9 @@ impl Drop for Mapping {
 #[derive(Debug)]
 pub(crate) struct Area {
     userfault: Userfault,
-    view: Mapping,
+    view: MappedRange,
     /// One page, of the pager's thread alone.
-    stage: Mapping,
+    stage: MappedRange,
 }
 
 impl Area {
@@ -105,7 +105,7 @@ impl Area {
         let view =
             unsafe { mmap_anonymous(with_exposed_provenance_mut(AREA_ADDRESS), bytes, ProtFlags::empty(), fixed) };
         let view = view.map_err(|error| if error == Errno::EXIST { AreaError::Address } else { error.into() })?;
-        let view = Mapping { at: view.expose_provenance(), bytes };
+        let view = MappedRange { at: view.expose_provenance(), bytes };
         if view.at != AREA_ADDRESS {
             // A kernel that does not know the flag takes the address for a hint.
             return Err(AreaError::Address);
@@ -113,8 +113,8 @@ impl Area {
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let stage = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, rights, flags) }?;
-        let stage = Mapping { at: stage.expose_provenance(), bytes: PAGE_BYTES };
-        for Mapping { at, bytes } in [&view, &stage] {
+        let stage = MappedRange { at: stage.expose_provenance(), bytes: PAGE_BYTES };
+        for MappedRange { at, bytes } in [&view, &stage] {
             let at = with_exposed_provenance_mut(*at);
             // A child of a fork would have the pages and not the protocol; a page of the kernel's larger sizes would not be one of the protocol's.
             for advice in [Advice::LinuxDontFork, Advice::LinuxNoHugepage] {
@@ -126,7 +126,7 @@ impl Area {
                 }
             }
         }
-        let range = |mapping: &Mapping| mapping.at..mapping.at + mapping.bytes;
+        let range = |mapping: &MappedRange| mapping.at..mapping.at + mapping.bytes;
         // SAFETY: nothing refers to the view but atomics and pointers that segments give, and the pager fills its pages with what
         // the program has stored.
         unsafe { userfault.register(range(&view), Modes::MISSING.and(Modes::WRITE_PROTECT)) }?;

@@ -59,13 +59,13 @@ impl Lender {
 }
 
 /// A paged program and what its pager says, which end with the test.
-struct Job {
+struct PagedProgram {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
     said: Arc<Mutex<String>>,
 }
 
-impl Job {
+impl PagedProgram {
     fn start(lenders: &[&Lender], class: &str) -> Self {
         let from = lenders.iter().map(|lender| lender.uri()).collect::<Vec<_>>().join(",");
         let mut command = Command::new(binary());
@@ -124,7 +124,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for PagedProgram {
     fn drop(&mut self) {
         // The pager and all that it runs.
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
@@ -157,7 +157,7 @@ fn a_mirrored_program_outlives_one_lender_after_the_other() {
         return;
     }
     let mut lenders = [(); 3].map(|()| Lender::start("1G"));
-    let mut job = Job::start(&lenders.each_ref(), "mirror=2");
+    let mut job = PagedProgram::start(&lenders.each_ref(), "mirror=2");
     lenders[0].server.kill();
     job.check();
     job.hears("as many lenders as its class says again");
@@ -206,7 +206,7 @@ fn a_lender_that_is_short_of_memory_gets_it_back_and_no_page_is_lost() {
     say(8 << 20);
     let short = start_with_meminfo(&unshare, &meminfo, "1G,guard=1G");
     let other = Lender::start("1G");
-    let mut job = Job::start(&[&short, &other], "none");
+    let mut job = PagedProgram::start(&[&short, &other], "none");
     assert!(short.status().contains("67108864 of"), "{}", short.status());
     say(1);
     job.hears("a lender takes memory back");
@@ -223,7 +223,7 @@ fn a_borrower_that_stands_still_loses_its_slabs_and_no_page_with_class_disk() {
         return;
     }
     let lender = Lender::start("1G");
-    let mut job = Job::start(&[&lender], "disk");
+    let mut job = PagedProgram::start(&[&lender], "disk");
     assert!(!lender.status().contains("memory: 0 of"), "{}", lender.status());
     job.signal(Signal::STOP);
     until(Instant::now() + LIMIT, "the slabs' end", || lender.status().contains("memory: 0 of").then_some(()));

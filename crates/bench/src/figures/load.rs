@@ -117,7 +117,7 @@ impl Load {
         let mut latencies: Vec<u64> = Vec::new();
         let mut done: Vec<RemoteDone> = Vec::new();
         let mut ending = false;
-        let mut pace = Pace::new(self.bytes_per_second_max, requests, began);
+        let mut pace = Pacer::new(self.bytes_per_second_max, requests, began);
         // Answered, and not to be made again yet.
         let mut held: VecDeque<(u64, Option<Frame>)> = VecDeque::new();
         while self.volume.pending() > 0 || !held.is_empty() {
@@ -178,7 +178,7 @@ impl Load {
 }
 
 /// When the next request may be made.
-struct Pace {
+struct Pacer {
     /// None: at once.
     next_at: Option<Instant>,
     between: Duration,
@@ -186,7 +186,7 @@ struct Pace {
     behind_max: Duration,
 }
 
-impl Pace {
+impl Pacer {
     /// As many as are outstanding have been made at `began`.
     fn new(bytes_per_second_max: Option<f64>, requests: Requests, began: Instant) -> Self {
         let between =
@@ -223,7 +223,7 @@ mod tests {
     fn made_in(rate: Option<f64>, millis: u64, stop: std::ops::Range<u64>) -> usize {
         let requests = Requests { bytes: 1000, outstanding: 2, writes: false };
         let began = byway_reactor::monotonic();
-        let mut pace = Pace::new(rate, requests, began);
+        let mut pace = Pacer::new(rate, requests, began);
         let mut held: VecDeque<()> = VecDeque::from(vec![(); 100]);
         for at in (0..millis).filter(|at| !stop.contains(at)) {
             while pace.take(began + Duration::from_millis(at), &mut held).is_some() {}

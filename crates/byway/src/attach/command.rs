@@ -244,7 +244,7 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     tracing::info!(volume = uri, device = %path.display(), bytes = info.len, "attached");
     output::line(path.display());
     tell(supervisor.ready(&format!("{} is {uri}", path.display())));
-    let ended = follow(&heard, Held { notifier, file, device }, &supervisor);
+    let ended = follow(&heard, AttachedDevice { notifier, file, device }, &supervisor);
     claim.end(&ended);
     if ended.is_ok() && arguments.in_background {
         // It has nothing to say any more.
@@ -255,14 +255,14 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
 
 /// What keeps the device. The notifier goes first: with it goes the last of `/dev/fuse` if the loop has died, so that writing out
 /// what the device still has fails instead of waiting for that loop.
-struct Held {
+struct AttachedDevice {
     notifier: Notifier,
     file: File,
     device: LoopDevice,
 }
 
 /// Follows the volume's size until the device is detached, and its last user has closed it.
-fn follow(heard: &Receiver<Event>, held: Held, supervisor: &Supervisor) -> Result<(), AttachError> {
+fn follow(heard: &Receiver<Event>, held: AttachedDevice, supervisor: &Supervisor) -> Result<(), AttachError> {
     let mut held = Some(held);
     loop {
         match (heard.recv(), &held) {
@@ -296,7 +296,7 @@ fn tell(told: io::Result<()>) {
 }
 
 /// Has the kernel ask for the file's size, and the device take it.
-fn renew_size(held: &Held) -> Result<(), AttachError> {
+fn renew_size(held: &AttachedDevice) -> Result<(), AttachError> {
     let told = held.notifier.invalidate_inode(volume_file::NODE, -1, 0);
     told.map_err(|error: NotifyError| AttachError::File(io::Error::other(error)))?;
     let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;

@@ -10,7 +10,7 @@ use byway_reactor::{IoChoice, Reactor, limits::FRAME_BYTES_MAX};
 use clap::builder::{OsStringValueParser, TypedValueParser};
 
 use super::engine::{Copied, CopyError, CopyOptions, copy};
-use super::place::{self, Found, Opened, Place, PlaceError, Reach};
+use super::location::{self, Found, Location, LocationError, Opened, Reach};
 use super::progress::{self, Teller};
 use super::resume::ResumeLog;
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
@@ -30,13 +30,13 @@ pub struct CopyArguments {
     /// A volume is byway://HOST/NAME, byway+unix:///NAME?socket=PATH, byway+shm:///NAME?socket=PATH, byway+rdma://HOST/NAME,
     /// nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH; for TLS byways://, nbds:// or nbds+unix://. The source is not locked:
     /// writes to it during the copy may or may not be in the copy. If a file changes, the copy fails at its end.
-    #[arg(value_parser = place_parser())]
-    pub source: Place,
+    #[arg(value_parser = location_parser())]
+    pub source: Location,
     /// Destination: a file (created if missing), a block device, or a volume at least as large as the source
     ///
     /// A file or device that is mounted, that a server serves, or that another copy writes to is refused.
-    #[arg(value_parser = place_parser())]
-    pub destination: Place,
+    #[arg(value_parser = location_parser())]
+    pub destination: Location,
     /// Read the whole destination back and compare its checksums (CRC32C) with the source's
     ///
     /// This includes what an earlier, interrupted run copied. A file or device is read from its disk, not from the page cache; the
@@ -107,7 +107,7 @@ fn resume_hint(source: &io::Error) -> &'static str {
 pub enum CopyCommandError {
     /// An end cannot be opened.
     #[error("copy: {0}")]
-    Place(#[from] PlaceError),
+    Location(#[from] LocationError),
     /// It would be lost.
     #[error("copy: {0} contains data{1}; name another destination, or add --overwrite to replace the data")]
     Exists(String, &'static str),
@@ -169,8 +169,8 @@ fn parse_chunk(text: &str) -> Result<u64, String> {
     if good { Ok(bytes) } else { Err(format!("{bytes} bytes is no piece; write a power of two from 4K to 1M")) }
 }
 
-fn place_parser() -> impl TypedValueParser<Value = Place> {
-    OsStringValueParser::new().try_map(|text: OsString| Place::parse(text))
+fn location_parser() -> impl TypedValueParser<Value = Location> {
+    OsStringValueParser::new().try_map(|text: OsString| Location::parse(text))
 }
 
 /// Copies, tells how far it is, and prints what was done. It says done when the destination was flushed. The exit code is
@@ -181,21 +181,21 @@ fn place_parser() -> impl TypedValueParser<Value = Place> {
 pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     let (from, to) = (&arguments.source, &arguments.destination);
     let chunk_bytes = arguments.chunk as usize;
-    let wants_tls = [from, to].into_iter().any(|place| matches!(place, Place::Remote(uri) if uri.wants_tls()));
-    arguments.tls.check(wants_tls).map_err(|error| PlaceError::from(RemoteError::from(error)))?;
+    let wants_tls = [from, to].into_iter().any(|place| matches!(place, Location::Remote(uri) if uri.wants_tls()));
+    arguments.tls.check(wants_tls).map_err(|error| LocationError::from(RemoteError::from(error)))?;
     let reach = Reach { connections: usize::from(arguments.connections), tls: &arguments.tls };
     let depth = usize::from(arguments.depth).min(COPY_BYTES_MAX as usize / chunk_bytes);
     let mut frame_bytes = depth * chunk_bytes;
     // All of the pool is pinned before the copy begins: 160 MiB take 70 ms.
-    if let (Place::Remote(_), _) | (_, Place::Remote(_)) = (from, to) {
+    if let (Location::Remote(_), _) | (_, Location::Remote(_)) = (from, to) {
         frame_bytes += LANE_BYTES * 2;
     }
-    if let Place::Remote(RemoteUri::Native(_)) = to {
+    if let Location::Remote(RemoteUri::Native(_)) = to {
         // A kept write of odd length takes up to twice its bytes.
         frame_bytes += COPY_UNFLUSHED_BYTES_MAX * 2;
     }
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
-    let source = place::open_source(&mut reactor, from, reach)?;
+    let source = location::open_source(&mut reactor, from, reach)?;
     let mut ends = Ends { source, found: None, destination: None };
     let ended = copy_between(&mut reactor, arguments, &mut ends, (reach, depth));
     remote::leave_after(&mut reactor, &mut ends.remotes(), &ended);
@@ -237,9 +237,9 @@ fn copy_between(
     let (from, to) = (&arguments.source, &arguments.destination);
     let source = &mut ends.source;
     if !arguments.raw {
-        place::check_format(from, source, to)?;
+        location::check_format(from, source, to)?;
     }
-    let found = place::find_destination(reactor, to, (from, source), reach)?;
+    let found = location::find_destination(reactor, to, (from, source), reach)?;
     let found = &*ends.found.insert(found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?);
     let resume_path = resume_path(arguments);
     let resume = |source| resume_failed(arguments, found, &resume_path, source);
@@ -261,7 +261,7 @@ fn copy_between(
         log.clear().map_err(resume)?;
     }
     let Some(found) = ends.found.take() else { return Err(CopyCommandError::Same(to.to_string())) };
-    let destination = ends.destination.insert(place::open_destination(reactor, to, found, (bytes, goes_on))?);
+    let destination = ends.destination.insert(location::open_destination(reactor, to, found, (bytes, goes_on))?);
     note_larger(to, destination, bytes);
     let started = reactor.now();
     let mut teller = Teller::new(bytes, started).map_err(CopyCommandError::Signals)?;
@@ -287,7 +287,7 @@ fn failed(error: CopyError, resume: Option<PathBuf>) -> CopyCommandError {
 
 /// Opens the resume file; with `--no-resume` removes it, since its records would outlive what they tell of.
 fn open_log(arguments: &CopyArguments, path: &Path) -> io::Result<Option<ResumeLog>> {
-    if let (Some(folder), None, Place::Remote(_)) = (path.parent(), &arguments.resume, &arguments.destination)
+    if let (Some(folder), None, Location::Remote(_)) = (path.parent(), &arguments.resume, &arguments.destination)
         && !arguments.no_resume
     {
         std::fs::create_dir_all(folder)?;
@@ -321,7 +321,7 @@ fn resume_failed(arguments: &CopyArguments, found: &Found, path: &Path, source: 
 
 /// Whether the log is of this copy. Decided before anything is made or opened for writing: what is there then is what
 /// the records tell of, or not.
-fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Place) -> io::Result<bool> {
+fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Location) -> io::Result<bool> {
     let Some(there) = found.identity() else { return Ok(false) };
     let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
     if !log.is_of(&identity, &there, bytes)? {

@@ -23,21 +23,21 @@ const DESTINATION_CLASS: u8 = 0x31;
 
 /// A file, a block device, or a volume of another machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Location {
     /// A path.
     Path(PathBuf),
     /// A volume.
     Remote(RemoteUri),
 }
 
-impl Place {
+impl Location {
     /// Reads a name: what has the form of a URI is one, all else is a path (`./a://b` is a path).
     ///
     /// # Errors
-    /// See [`PlaceNameError`].
-    pub fn parse(text: OsString) -> Result<Self, PlaceNameError> {
+    /// See [`LocationNameError`].
+    pub fn parse(text: OsString) -> Result<Self, LocationNameError> {
         if text == "-" {
-            return Err(PlaceNameError::Stream);
+            return Err(LocationNameError::Stream);
         }
         match text.to_str().filter(|text| RemoteUri::is_uri(text)) {
             Some(uri) => Ok(Self::Remote(uri.parse()?)),
@@ -72,7 +72,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(path) => path.display().fmt(f),
@@ -83,7 +83,7 @@ impl fmt::Display for Place {
 
 /// Why a text names no place.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceNameError {
+pub enum LocationNameError {
     /// A URI that names no volume.
     #[error(transparent)]
     Uri(#[from] RemoteUriError),
@@ -97,7 +97,7 @@ pub enum PlaceNameError {
 
 /// Why a place cannot be opened. Says what to do.
 #[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
+pub enum LocationError {
     /// A path that cannot be read.
     #[error("{}: {source}; name a file or block device that can be read{}", path.display(), volume_hint(path))]
     Source {
@@ -284,12 +284,12 @@ fn connect(
 }
 
 /// Opens what is copied from.
-pub(super) fn open_source(reactor: &mut Reactor, place: &Place, reach: Reach<'_>) -> Result<Opened, PlaceError> {
+pub(super) fn open_source(reactor: &mut Reactor, place: &Location, reach: Reach<'_>) -> Result<Opened, LocationError> {
     match place {
-        Place::Path(path) => FileEndpoint::source(reactor, path, SOURCE_CLASS)
+        Location::Path(path) => FileEndpoint::source(reactor, path, SOURCE_CLASS)
             .map(|file| Opened::File(Box::new(file)))
-            .map_err(|source| PlaceError::Source { path: path.clone(), source }),
-        Place::Remote(uri) => {
+            .map_err(|source| LocationError::Source { path: path.clone(), source }),
+        Location::Remote(uri) => {
             let (remote, info) = connect(reactor, uri, (SOURCE_CLASS, true), reach, None)?;
             Ok(Opened::Remote(Box::new(RemoteEndpoint::new(remote, info, false))))
         }
@@ -297,15 +297,15 @@ pub(super) fn open_source(reactor: &mut Reactor, place: &Place, reach: Reach<'_>
 }
 
 /// Refuses to make a disk out of an image that is none. In a file an image may well lie as it is.
-pub(super) fn check_format(from: &Place, source: &mut Opened, to: &Place) -> Result<(), PlaceError> {
-    let (Place::Path(path), Opened::File(file)) = (from, source) else { return Ok(()) };
+pub(super) fn check_format(from: &Location, source: &mut Opened, to: &Location) -> Result<(), LocationError> {
+    let (Location::Path(path), Opened::File(file)) = (from, source) else { return Ok(()) };
     let is_disk = match to {
-        Place::Remote(_) => true,
-        Place::Path(to) => std::fs::metadata(to).is_ok_and(|there| there.file_type().is_block_device()),
+        Location::Remote(_) => true,
+        Location::Path(to) => std::fs::metadata(to).is_ok_and(|there| there.file_type().is_block_device()),
     };
-    let format = file.image_format().map_err(|source| PlaceError::Source { path: path.clone(), source })?;
+    let format = file.image_format().map_err(|source| LocationError::Source { path: path.clone(), source })?;
     match format.filter(|_| is_disk) {
-        Some(format) => Err(PlaceError::Format { path: path.clone(), format }),
+        Some(format) => Err(LocationError::Format { path: path.clone(), format }),
         None => Ok(()),
     }
 }
@@ -313,15 +313,15 @@ pub(super) fn check_format(from: &Place, source: &mut Opened, to: &Place) -> Res
 /// Looks at what is copied to; `None` if it is the source itself.
 pub(super) fn find_destination(
     reactor: &mut Reactor,
-    place: &Place,
-    (from, source): (&Place, &mut Opened),
+    place: &Location,
+    (from, source): (&Location, &mut Opened),
     reach: Reach<'_>,
-) -> Result<Option<Found>, PlaceError> {
+) -> Result<Option<Found>, LocationError> {
     let bytes = source.endpoint().bytes();
     match place {
-        Place::Path(path) => find_path((from, source), path).map_err(|error| unclaimed(path, error)),
-        Place::Remote(_) if place == from => Ok(None),
-        Place::Remote(uri) => {
+        Location::Path(path) => find_path((from, source), path).map_err(|error| unclaimed(path, error)),
+        Location::Remote(_) if place == from => Ok(None),
+        Location::Remote(uri) => {
             let mut other = source.remote();
             let how = (DESTINATION_CLASS, false);
             let (mut remote, info) = connect(reactor, uri, how, reach, other.as_deref_mut())?;
@@ -337,16 +337,16 @@ pub(super) fn find_destination(
     }
 }
 
-fn fits(place: &Place, info: &RemoteInfo, bytes: u64) -> Result<(), PlaceError> {
+fn fits(place: &Location, info: &RemoteInfo, bytes: u64) -> Result<(), LocationError> {
     let place = || place.to_string();
     if info.read_only {
-        return Err(PlaceError::ReadOnly(place()));
+        return Err(LocationError::ReadOnly(place()));
     }
     if info.bytes < bytes {
-        return Err(PlaceError::Small { place: place(), bytes: info.bytes, wanted: bytes });
+        return Err(LocationError::Small { place: place(), bytes: info.bytes, wanted: bytes });
     }
     if !bytes.is_multiple_of(info.block_bytes.into()) {
-        return Err(PlaceError::Block { place: place(), block_bytes: info.block_bytes, bytes });
+        return Err(LocationError::Block { place: place(), block_bytes: info.block_bytes, bytes });
     }
     Ok(())
 }
@@ -354,40 +354,40 @@ fn fits(place: &Place, info: &RemoteInfo, bytes: u64) -> Result<(), PlaceError> 
 /// Opens what is copied to. With `keep` its contents stay: the copy goes on.
 pub(super) fn open_destination(
     reactor: &mut Reactor,
-    place: &Place,
+    place: &Location,
     found: Found,
     (bytes, keep): (u64, bool),
-) -> Result<Opened, PlaceError> {
+) -> Result<Opened, LocationError> {
     match (place, found) {
         (_, Found::Remote { remote, info, occupied }) => {
             Ok(Opened::Remote(Box::new(RemoteEndpoint::new(*remote, info, !occupied))))
         }
-        (Place::Path(path), Found::Path { claim }) => {
-            let failed = |source| PlaceError::Destination { path: path.clone(), source };
+        (Location::Path(path), Found::Path { claim }) => {
+            let failed = |source| LocationError::Destination { path: path.clone(), source };
             let claim = claim.map_or_else(|| Claim::made(path), Ok).map_err(|error| unclaimed(path, error))?;
             let file = FileEndpoint::destination(reactor, claim, DESTINATION_CLASS, bytes, keep).map_err(failed)?;
             Ok(Opened::File(Box::new(file)))
         }
-        (Place::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.to_string()).into()),
+        (Location::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.to_string()).into()),
     }
 }
 
-fn unclaimed(path: &Path, error: ClaimError) -> PlaceError {
+fn unclaimed(path: &Path, error: ClaimError) -> LocationError {
     let path = path.to_owned();
     match error {
-        ClaimError::Open(source) => PlaceError::Destination { path, source },
-        ClaimError::InUse(by) => PlaceError::InUse { path, by },
+        ClaimError::Open(source) => LocationError::Destination { path, source },
+        ClaimError::InUse(by) => LocationError::InUse { path, by },
     }
 }
 
 /// Claims what is at a path, from before it is looked at until the copy has ended; `None` if it is the source itself,
 /// by its path or as the volume that a server of this machine makes of it.
-fn find_path((from, source): (&Place, &Opened), to: &Path) -> Result<Option<Found>, ClaimError> {
+fn find_path((from, source): (&Location, &Opened), to: &Path) -> Result<Option<Found>, ClaimError> {
     let there = match std::fs::metadata(to) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Found::Path { claim: None })),
         there => there?,
     };
-    if let Place::Path(from) = from {
+    if let Location::Path(from) = from {
         let here = std::fs::metadata(from)?;
         let devices = here.file_type().is_block_device() && there.file_type().is_block_device();
         if (here.dev(), here.ino()) == (there.dev(), there.ino()) || devices && here.rdev() == there.rdev() {
@@ -408,18 +408,18 @@ mod tests {
 
     #[test]
     fn what_looks_like_a_uri_is_none_other() {
-        assert_eq!(Place::parse("a/b".into()).unwrap(), Place::Path("a/b".into()));
-        assert_eq!(Place::parse("./nbd://x".into()).unwrap(), Place::Path("./nbd://x".into()));
-        assert!(matches!(Place::parse("nbd://h/x".into()), Ok(Place::Remote(RemoteUri::Nbd(_)))));
-        assert!(matches!(Place::parse("byway://h/x".into()), Ok(Place::Remote(RemoteUri::Native(_)))));
-        assert!(Place::parse("ftp://h/x".into()).is_err());
-        assert!(matches!(Place::parse("-".into()), Err(PlaceNameError::Stream)));
-        assert_eq!(Place::parse("./-".into()).unwrap(), Place::Path("./-".into()));
+        assert_eq!(Location::parse("a/b".into()).unwrap(), Location::Path("a/b".into()));
+        assert_eq!(Location::parse("./nbd://x".into()).unwrap(), Location::Path("./nbd://x".into()));
+        assert!(matches!(Location::parse("nbd://h/x".into()), Ok(Location::Remote(RemoteUri::Nbd(_)))));
+        assert!(matches!(Location::parse("byway://h/x".into()), Ok(Location::Remote(RemoteUri::Native(_)))));
+        assert!(Location::parse("ftp://h/x".into()).is_err());
+        assert!(matches!(Location::parse("-".into()), Err(LocationNameError::Stream)));
+        assert_eq!(Location::parse("./-".into()).unwrap(), Location::Path("./-".into()));
     }
 
     #[test]
     fn volumes_that_are_alike_have_resume_files_that_are_not() {
-        let at = |text: &str| Place::parse(text.into()).unwrap().resume_path(Path::new("/s"));
+        let at = |text: &str| Location::parse(text.into()).unwrap().resume_path(Path::new("/s"));
         assert_eq!(at("/a/b"), Path::new("/a/b.byway-resume"));
         assert_ne!(at("nbd://h/a_b"), at("nbd://h/a%20b"));
         let long = at(&format!("nbd://h/{}", "x".repeat(4000)));

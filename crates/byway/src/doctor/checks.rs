@@ -271,7 +271,7 @@ fn perf() -> Finding {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Health, examine};
+    use super::super::{CheckStatus, examine};
 
     #[test]
     fn every_finding_has_a_reason_and_each_lack_a_remedy() {
@@ -279,7 +279,7 @@ mod tests {
         assert_eq!(findings.len(), super::ALL.len());
         for finding in findings {
             assert!(!finding.reason.is_empty(), "{}", finding.name);
-            assert_eq!(finding.remedy.is_none(), finding.health == Health::Ok, "{}", finding.name);
+            assert_eq!(finding.remedy.is_none(), finding.health == CheckStatus::Ok, "{}", finding.name);
         }
     }
 

@@ -13,7 +13,7 @@ use crate::output;
 /// How well something works.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Health {
+pub enum CheckStatus {
     /// All of it.
     Ok,
     /// Some of it, or less than byway can use.
@@ -22,7 +22,7 @@ pub enum Health {
     Missing,
 }
 
-impl fmt::Display for Health {
+impl fmt::Display for CheckStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Ok => "ok",
@@ -38,25 +38,25 @@ pub struct Finding {
     /// What was looked at.
     pub name: &'static str,
     /// How well it works.
-    pub health: Health,
+    pub health: CheckStatus,
     /// What was seen.
     pub reason: String,
-    /// What to do, unless it is [`Health::Ok`].
+    /// What to do, unless it is [`CheckStatus::Ok`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub remedy: Option<&'static str>,
 }
 
 impl Finding {
     fn ok(name: &'static str, reason: impl Into<String>) -> Self {
-        Self { name, health: Health::Ok, reason: reason.into(), remedy: None }
+        Self { name, health: CheckStatus::Ok, reason: reason.into(), remedy: None }
     }
 
     fn limited(name: &'static str, reason: impl Into<String>, remedy: &'static str) -> Self {
-        Self { name, health: Health::Limited, reason: reason.into(), remedy: Some(remedy) }
+        Self { name, health: CheckStatus::Limited, reason: reason.into(), remedy: Some(remedy) }
     }
 
     fn missing(name: &'static str, reason: impl Into<String>, remedy: &'static str) -> Self {
-        Self { name, health: Health::Missing, reason: reason.into(), remedy: Some(remedy) }
+        Self { name, health: CheckStatus::Missing, reason: reason.into(), remedy: Some(remedy) }
     }
 }
 

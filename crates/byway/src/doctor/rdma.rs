@@ -97,7 +97,7 @@ fn judge(
 mod tests {
     use byway_fabric::rdma::{LinkLayer, PortInfo};
 
-    use super::super::Health;
+    use super::super::CheckStatus;
     use super::*;
 
     fn kernel(devices: &[&str]) -> Kernel {
@@ -122,9 +122,9 @@ mod tests {
         RdmaError::KernelMissing { what: "RDMA verbs", module: "ib_uverbs" }
     }
 
-    /// Health, and words of the reason and of the remedy.
+    /// CheckStatus, and words of the reason and of the remedy.
     #[track_caller]
-    fn found(finding: &Finding, health: Health, reason: &str, remedy: &str) {
+    fn found(finding: &Finding, health: CheckStatus, reason: &str, remedy: &str) {
         assert_eq!(finding.health, health, "{finding:?}");
         assert!(finding.reason.contains(reason), "{finding:?}");
         assert!(finding.remedy.unwrap_or_default().contains(remedy), "{finding:?}");
@@ -133,18 +133,18 @@ mod tests {
     #[test]
     fn a_library_that_lacks_is_named_with_or_without_a_device() {
         let with = judge(&kernel(&["rxe0"]), Err(no_library()), || Ok(()));
-        found(&with, Health::Limited, "install the package librdmacm1", "install libibverbs1, librdmacm1");
+        found(&with, CheckStatus::Limited, "install the package librdmacm1", "install libibverbs1, librdmacm1");
         let without = judge(&kernel(&[]), Err(no_library()), || Ok(()));
-        found(&without, Health::Missing, "install the package librdmacm1", "byway uses TCP");
+        found(&without, CheckStatus::Missing, "install the package librdmacm1", "byway uses TCP");
         assert!(without.reason.contains("no device"), "{without:?}");
         let old = RdmaError::SymbolMissing { library: "libibverbs.so.1", symbol: "ibv_x" };
-        found(&judge(&kernel(&["rxe0"]), Err(old), || Ok(())), Health::Limited, "has no ibv_x", "install");
+        found(&judge(&kernel(&["rxe0"]), Err(old), || Ok(())), CheckStatus::Limited, "has no ibv_x", "install");
     }
 
     #[test]
     fn without_a_device_tcp_is_what_is_left() {
         for listed in [Ok(Vec::new()), Err(no_module())] {
-            found(&judge(&kernel(&[]), listed, || Ok(())), Health::Missing, "no device", "soft-RoCE");
+            found(&judge(&kernel(&[]), listed, || Ok(())), CheckStatus::Missing, "no device", "soft-RoCE");
         }
     }
 
@@ -152,23 +152,23 @@ mod tests {
     fn devices_that_the_library_does_not_list_lack_a_driver_or_their_files() {
         let devices = kernel(&["mlx5_0", "rxe0"]);
         let finding = judge(&devices, Ok(Vec::new()), || Ok(()));
-        found(&finding, Health::Limited, "no driver for mlx5_0, rxe0", "install ibverbs-providers");
+        found(&finding, CheckStatus::Limited, "no driver for mlx5_0, rxe0", "install ibverbs-providers");
         let without_files = Kernel { has_files: false, ..devices };
         let finding = judge(&without_files, Ok(Vec::new()), || Ok(()));
-        found(&finding, Health::Limited, "/dev/infiniband/uverbs* for mlx5_0", "modprobe ib_uverbs");
+        found(&finding, CheckStatus::Limited, "/dev/infiniband/uverbs* for mlx5_0", "modprobe ib_uverbs");
     }
 
     #[test]
     fn modules_rights_and_links_come_after_that() {
         let devices = kernel(&["rxe0"]);
-        found(&judge(&devices, Err(no_module()), || Ok(())), Health::Limited, "ib_uverbs", "modprobe ib_uverbs");
+        found(&judge(&devices, Err(no_module()), || Ok(())), CheckStatus::Limited, "ib_uverbs", "modprobe ib_uverbs");
         let closed = judge(&devices, Ok(vec![device(&[])]), || Ok(()));
-        found(&closed, Health::Limited, "rxe0 cannot be opened", "read and write");
+        found(&closed, CheckStatus::Limited, "rxe0 cannot be opened", "read and write");
         let down = judge(&devices, Ok(vec![device(&[PortState::Down])]), || Ok(()));
-        found(&down, Health::Limited, "no port with a link", "rdma link");
+        found(&down, CheckStatus::Limited, "no port with a link", "rdma link");
         let up = || Ok(vec![device(&[PortState::Down, PortState::Active])]);
         let no_connections = judge(&devices, up(), || Err(no_module()));
-        found(&no_connections, Health::Limited, "does not offer", "modprobe rdma_ucm");
-        found(&judge(&devices, up(), || Ok(())), Health::Ok, "rxe0/2", "");
+        found(&no_connections, CheckStatus::Limited, "does not offer", "modprobe rdma_ucm");
+        found(&judge(&devices, up(), || Ok(())), CheckStatus::Ok, "rxe0/2", "");
     }
 }

@@ -358,9 +358,9 @@ fn sides(pair: Pair) -> Outcome<Sides> {
 
 /// Closes a window over a frame of our own.
 fn close(window: Window) -> Outcome<Frame> {
-    use byway_fabric::rdma::{Exposed, Memory};
+    use byway_fabric::rdma::{Exposed, Registrable};
     match window.close() {
-        Some(Exposed::Own(Memory::Frame(frame))) => Ok(frame),
+        Some(Exposed::Own(Registrable::Frame(frame))) => Ok(frame),
         other => Err(format!("the window closed with {other:?}").into()),
     }
 }
