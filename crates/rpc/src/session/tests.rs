@@ -45,7 +45,7 @@ struct Life {
     /// Bytes of the answer that lie in the caller's window.
     placed: usize,
     /// Whether the number and the credit of the call may be used by another call.
-    over: bool,
+    is_done: bool,
 }
 
 struct Owing {
@@ -205,10 +205,10 @@ impl World {
         self.send(node, session, header, Vec::new(), false);
     }
 
-    fn end(&mut self, number: Number, how: &'static str, over: bool) -> Checked {
+    fn end(&mut self, number: Number, how: &'static str, is_done: bool) -> Checked {
         let life = self.lives.get_mut(&number).ok_or("a call that nobody began ended")?;
         life.ended.push(how);
-        life.over |= over;
+        life.is_done |= is_done;
         ensure!(life.ended.len() == 1, "call {number:?} ended {:?}", life.ended);
         Ok(())
     }
@@ -278,7 +278,7 @@ impl World {
         let life = self.lives.get_mut(&number).ok_or("a part of no call")?;
         ensure!(life.caller == node, "a part came to somebody else");
         let its_session_lives = life.at.is_some_and(|at| self.nodes[node].session_ref(at.session).is_some());
-        ensure!(!life.over || !its_session_lives, "a part came into a window whose call is over");
+        ensure!(!life.is_done || !its_session_lives, "a part came into a window whose call is over");
         life.placed += packet.payload.len();
         match self.nodes[node].placed(session, kind, &packet.header) {
             Event::Ended(number, answer, _) => self.ended(number, answer, 0),
@@ -429,7 +429,7 @@ impl World {
             self.end(number, "session ended", true)?;
         }
         let went_over = |life: &Life| life.caller == node && life.at.is_some_and(|at| at.session == session);
-        self.lives.values_mut().filter(|life| went_over(life)).for_each(|life| life.over = true);
+        self.lives.values_mut().filter(|life| went_over(life)).for_each(|life| life.is_done = true);
         self.owing.retain(|owing| owing.node != node || owing.call.session != session);
         self.notices.retain(|held| *held != (node, session));
         Ok(())

@@ -16,7 +16,7 @@ struct State {
     swallowed: AtomicUsize,
     /// New connections end at once.
     unplugged: AtomicBool,
-    over: AtomicBool,
+    is_done: AtomicBool,
 }
 
 /// See the module. It ends when this is dropped.
@@ -48,7 +48,7 @@ impl Cable {
         let shared = Arc::clone(&state);
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                if shared.over.load(Ordering::Acquire) {
+                if shared.is_done.load(Ordering::Acquire) {
                     return;
                 }
                 let server = match TcpStream::connect(server) {
@@ -105,7 +105,7 @@ impl Cable {
 
 impl Drop for Cable {
     fn drop(&mut self) {
-        self.state.over.store(true, Ordering::Release);
+        self.state.is_done.store(true, Ordering::Release);
         self.cut();
         let _ = TcpStream::connect(self.local);
     }

@@ -48,7 +48,7 @@ pub enum Down {
     #[error("too many connections for the device")]
     TooMany,
     /// No memory for its messages.
-    #[error("no frames for the connection; give the node more (`--frames`)")]
+    #[error("no buffers for the connection: raise `--buffer-memory`")]
     NoFrames,
     /// The peer breaks the rule of credits.
     #[error("{0}")]

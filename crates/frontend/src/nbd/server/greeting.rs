@@ -38,9 +38,9 @@ pub(super) struct Greeting {
     /// What was negotiated, and the volume that it was about, until the output has gone.
     chosen: Option<(Box<Negotiated>, VolumeId)>,
     /// The client took its leave, or broke the protocol.
-    pub(super) end: Option<CloseReason>,
+    pub(super) draining: Option<CloseReason>,
     /// The connection is to be closed now.
-    pub(super) over: Option<CloseReason>,
+    pub(super) closing: Option<CloseReason>,
 }
 
 /// A connection's client, and what it may do.
@@ -95,8 +95,8 @@ impl Greeting {
             started: 0,
             guest: Guest::new(origin),
             chosen: None,
-            end: None,
-            over: None,
+            draining: None,
+            closing: None,
         }
     }
 
@@ -113,7 +113,7 @@ impl Greeting {
     /// The stream ended.
     pub(super) fn at_end_of_stream(&mut self) {
         let went = self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up());
-        self.over = Some(went.map_or_else(CloseReason::Tls, |()| self.farewell()));
+        self.closing = Some(went.map_or_else(CloseReason::Tls, |()| self.farewell()));
     }
 
     /// Why a client goes that goes in good order.
@@ -143,7 +143,7 @@ impl Greeting {
 
     /// Counts this connection's heap memory anew in that of all.
     pub(super) fn count_heap(&mut self, all: usize) -> usize {
-        let now = if self.over.is_some() { 0 } else { self.out.heap_bytes() + self.sending_heap };
+        let now = if self.closing.is_some() { 0 } else { self.out.heap_bytes() + self.sending_heap };
         all - std::mem::replace(&mut self.counted_heap, now) + now
     }
 
@@ -158,10 +158,15 @@ impl Greeting {
 
     /// Does what can be done now. Gives the connection once the export is chosen.
     pub(super) fn advance(&mut self, context: &mut LoopContext<'_>, index: usize) -> Option<Connection> {
-        if self.over.is_some() {
+        if self.closing.is_some() {
             return None;
         }
-        while !self.receiving && !self.sending && self.end.is_none() && self.over.is_none() && self.chosen.is_none() {
+        while !self.receiving
+            && !self.sending
+            && self.draining.is_none()
+            && self.closing.is_none()
+            && self.chosen.is_none()
+        {
             if self.tls_granted && self.out.is_empty() {
                 self.begin_tls();
                 continue;
@@ -183,22 +188,22 @@ impl Greeting {
                 }
                 Step::Flush => self.send(context),
                 // What came before the answer was not protected, so it must not be taken for what is.
-                Step::StartTls if !self.input.bytes().is_empty() => self.over = Some(CloseReason::EarlyBytes),
+                Step::StartTls if !self.input.bytes().is_empty() => self.closing = Some(CloseReason::EarlyBytes),
                 Step::StartTls => self.tls_granted = true,
-                Step::Closed => self.end = Some(self.farewell()),
+                Step::Closed => self.draining = Some(self.farewell()),
                 Step::Transmission(negotiated) => {
                     match context.catalog.find_for(&self.guest.client, &negotiated.export.name) {
                         Some((_, volume, _)) => self.chosen = Some((negotiated, volume)),
-                        None => self.over = Some(CloseReason::VolumeGone),
+                        None => self.closing = Some(CloseReason::VolumeGone),
                     }
                 }
             }
         }
-        if self.over.is_some() {
+        if self.closing.is_some() {
             return None;
         }
         self.send(context);
-        if self.end.is_some()
+        if self.draining.is_some()
             && self.is_idle()
             && let Some(secure) = &mut self.secure
         {
@@ -214,7 +219,7 @@ impl Greeting {
         let told = if negotiated.rules.flags.has(TransmissionFlags::READ_ONLY) { Right::Read } else { Right::Write };
         let now = context.catalog.find_for(&self.guest.client, &negotiated.export.name);
         if now.is_none_or(|(_, now, right)| now != volume || right < told) {
-            self.over = Some(CloseReason::VolumeGone);
+            self.closing = Some(CloseReason::VolumeGone);
             return None;
         }
         self.guest.right = Some(told);
@@ -234,7 +239,7 @@ impl Greeting {
                 Some(step)
             }
             Err(error) => {
-                self.over = Some(CloseReason::Handshake(error));
+                self.closing = Some(CloseReason::Handshake(error));
                 None
             }
         }
@@ -244,9 +249,9 @@ impl Greeting {
         self.tls_granted = false;
         match self.tls.as_ref().map(Secure::accept) {
             Some(Ok(secure)) => self.secure = Some(Box::new(secure)),
-            Some(Err(error)) => self.over = Some(CloseReason::Tls(error)),
+            Some(Err(error)) => self.closing = Some(CloseReason::Tls(error)),
             // Not granted without.
-            None => self.over = Some(CloseReason::Disconnected),
+            None => self.closing = Some(CloseReason::Disconnected),
         }
     }
 
@@ -255,17 +260,17 @@ impl Greeting {
         let Some(secure) = &mut self.secure else { return Some(0) };
         let was_handshaking = secure.is_handshaking();
         let Some(went) = secure.decrypt_to(&mut self.input, context.reactor.receive_buffers()) else {
-            self.over = Some(CloseReason::NoMemory);
+            self.closing = Some(CloseReason::NoMemory);
             return None;
         };
         match went {
-            Ok(0) if secure.has_ended() => self.end = Some(self.farewell()),
+            Ok(0) if secure.has_ended() => self.draining = Some(self.farewell()),
             Ok(n) => {
                 if was_handshaking && !secure.is_handshaking() {
                     self.guest.show(secure.peer());
                     // The lists may be newer than the handshake, which knows those of its beginning.
                     if self.guest.has_lost(None, self.tls.as_ref()) {
-                        self.over = Some(CloseReason::AccessLost);
+                        self.closing = Some(CloseReason::AccessLost);
                         return None;
                     }
                     self.machine.tls_established();
@@ -273,7 +278,7 @@ impl Greeting {
                 return Some(n);
             }
             // The client is told why.
-            Err(error) => self.end = Some(CloseReason::Tls(error)),
+            Err(error) => self.draining = Some(CloseReason::Tls(error)),
         }
         None
     }
@@ -302,7 +307,7 @@ impl Greeting {
             None => self.input.lend(buffers),
         };
         let Some((frame, at)) = lent else {
-            self.over = Some(CloseReason::NoMemory);
+            self.closing = Some(CloseReason::NoMemory);
             return;
         };
         let room = frame.len() - at;
@@ -423,10 +428,10 @@ mod tests {
         catalog.replace(&mut engine, &mut reactor, &[Arc::new(new)]);
         let mut context = LoopContext { reactor: &mut reactor, engine: &mut engine, catalog: &catalog };
         let mut answer = vec![0; 1 << 16];
-        while greeting.over.is_none() {
+        while greeting.closing.is_none() {
             let _ = theirs.read(&mut answer);
             assert!(turn(&mut greeting, &mut context).is_none(), "a plain connection to what wants TLS");
         }
-        assert_eq!(greeting.over, Some(CloseReason::VolumeGone));
+        assert_eq!(greeting.closing, Some(CloseReason::VolumeGone));
     }
 }

@@ -362,7 +362,7 @@ impl NbdFrontend {
             match &mut self.clients[index].phase {
                 Phase::Greeting(_) => self.clients[index].fail(CloseReason::Shutdown),
                 Phase::Serving(connection, _) => {
-                    connection.end.get_or_insert(CloseReason::Shutdown);
+                    connection.draining.get_or_insert(CloseReason::Shutdown);
                 }
             }
             self.advance(context, index);
@@ -381,7 +381,7 @@ impl NbdFrontend {
             client.operations += greeting.started_operations();
             if let Some(connection) = served {
                 client.phase = Phase::Serving(Box::new(connection), Box::new(greeting.guest().clone()));
-            } else if let Some(end) = greeting.end
+            } else if let Some(end) = greeting.draining
                 && greeting.is_idle()
             {
                 client.fail(end);
@@ -411,7 +411,7 @@ impl NbdFrontend {
             if connection.fenced && !std::mem::replace(&mut client.in_fenced, true) {
                 self.fenced.add(context.reactor, (index, client.generation));
             }
-            if let Some(end) = connection.end
+            if let Some(end) = connection.draining
                 && connection.is_idle(&self.pending)
             {
                 client.fail(end);
@@ -456,16 +456,16 @@ impl Client {
     /// Ends the connection at once, whatever is in flight.
     fn fail(&mut self, end: CloseReason) {
         match &mut self.phase {
-            Phase::Greeting(greeting) => greeting.over = Some(end),
-            Phase::Serving(connection, _) => connection.over = Some(end),
+            Phase::Greeting(greeting) => greeting.closing = Some(end),
+            Phase::Serving(connection, _) => connection.closing = Some(end),
         }
     }
 
     /// A client that has gone need not hear TLS's end: if that was all there was to send, it ended as it should.
     fn send_failed(&mut self, error: Errno) {
         let end = match &self.phase {
-            Phase::Greeting(greeting) => greeting.end.filter(|_| greeting.is_secure()),
-            Phase::Serving(connection, _) => connection.end.filter(|_| connection.has_said_end()),
+            Phase::Greeting(greeting) => greeting.draining.filter(|_| greeting.is_secure()),
+            Phase::Serving(connection, _) => connection.draining.filter(|_| connection.has_said_end()),
         };
         self.fail(end.unwrap_or(CloseReason::Stream(error)));
     }
@@ -480,8 +480,8 @@ impl Client {
     /// Why it is over, if it is.
     fn end(&self) -> Option<CloseReason> {
         match &self.phase {
-            Phase::Greeting(greeting) => greeting.over,
-            Phase::Serving(connection, _) => connection.over,
+            Phase::Greeting(greeting) => greeting.closing,
+            Phase::Serving(connection, _) => connection.closing,
         }
     }
 }

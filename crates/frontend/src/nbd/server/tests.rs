@@ -159,7 +159,7 @@ fn a_payload_that_comes_when_the_connection_is_over_is_dropped_unseen() {
     let rules = Rules { headers, size_bytes, block, flags, allocation_context: None };
     let (id, input) = (rig.catalog.find("slow").unwrap().1, (Input::default(), None));
     let mut connection = Connection::new((socket, token, 0), (id, None), Transmission::new(rules), input);
-    connection.over = Some(CloseReason::AccessLost);
+    connection.closing = Some(CloseReason::AccessLost);
     connection.abandon(&mut rig.frontend.pending);
     let phase = Phase::Serving(Box::new(connection), Box::new(Guest::new(Origin::Unix)));
     let (sent, received) = (Flow::default(), Flow::default());

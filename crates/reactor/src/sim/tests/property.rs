@@ -259,7 +259,7 @@ struct Flow {
     send: Option<Token>,
     receive: Option<Token>,
     expected: VecDeque<u8>,
-    over: bool,
+    is_done: bool,
 }
 
 /// Random traffic between three nodes under `plan`; every byte is checked. Gives the trace and the bytes that arrived.
@@ -272,14 +272,14 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
         rig.world.link(ip(a), ip(b), profile);
         let (client, server) = rig.connect(a, b);
         for (from, to) in [((a, client), (b, server)), ((b, server), (a, client))] {
-            flows.push(Flow { from, to, send: None, receive: None, expected: VecDeque::new(), over: false });
+            flows.push(Flow { from, to, send: None, receive: None, expected: VecDeque::new(), is_done: false });
         }
     }
     rig.world.faults(plan);
     let until = rig.world.now() + Duration::from_millis(500);
     let mut arrived = 0;
-    while rig.world.now() < until && flows.iter().any(|flow| !flow.over) {
-        for flow in flows.iter_mut().filter(|flow| !flow.over) {
+    while rig.world.now() < until && flows.iter().any(|flow| !flow.is_done) {
+        for flow in flows.iter_mut().filter(|flow| !flow.is_done) {
             if flow.send.is_none() && rng.one_in(2) {
                 let bytes = pattern(rng.next(), rng.between(1, 30_000) as usize);
                 flow.expected.extend(&bytes);
@@ -299,7 +299,7 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
         }
         let at = rig.world.now() + Duration::from_micros(rng.between(1, 2000));
         rig.world.run_until(at, || {});
-        for flow in flows.iter_mut().filter(|flow| !flow.over) {
+        for flow in flows.iter_mut().filter(|flow| !flow.is_done) {
             arrived += settle_flow(&mut rig, flow, seed);
         }
     }
@@ -310,13 +310,13 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
 fn settle_flow(rig: &mut Rig, flow: &mut Flow, seed: u64) -> usize {
     if let Some(Outcome::Sent { result, .. }) = flow.send.and_then(|send| rig.taken(flow.from.0, send)) {
         flow.send = None;
-        flow.over |= result.is_err();
+        flow.is_done |= result.is_err();
     }
     let Some(receive) = flow.receive else { return 0 };
     let Some(Outcome::Received { mut into, result }) = rig.taken(flow.to.0, receive) else { return 0 };
     flow.receive = None;
     let Ok(n) = result else {
-        flow.over = true;
+        flow.is_done = true;
         return 0;
     };
     let mut bytes = Vec::new();

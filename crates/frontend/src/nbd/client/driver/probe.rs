@@ -16,19 +16,19 @@ pub(super) struct Probe {
     socket: Option<Socket>,
     /// The one operation of the loop that has not completed.
     busy: bool,
-    over: bool,
+    is_done: bool,
 }
 
 impl Probe {
     /// Connects; what happens comes as completions of `token`'s class and index.
     pub(super) fn open(reactor: &mut Reactor, to: Address, token: Token) -> Self {
         reactor.submit(Op::Connect { to }, token);
-        Self { token, socket: None, busy: true, over: false }
+        Self { token, socket: None, busy: true, is_done: false }
     }
 
     /// Whether nothing is in flight and nothing will be.
     pub(super) fn is_closed(&self) -> bool {
-        self.over && !self.busy
+        self.is_done && !self.busy
     }
 
     /// Takes a completion. True: the server speaks byway's own wire.
@@ -41,14 +41,14 @@ impl Probe {
             }
             Outcome::Sent { result: Ok(_), .. } => self.receive(reactor),
             Outcome::Received { into, result } => {
-                let speaks_byway = !self.over && is_answer(into, result);
+                let speaks_byway = !self.is_done && is_answer(into, result);
                 self.shut(reactor);
                 return speaks_byway;
             }
             _ => None,
         };
         match next {
-            Some(next) if !self.over => {
+            Some(next) if !self.is_done => {
                 self.busy = true;
                 reactor.submit(next, self.token);
             }
@@ -64,7 +64,7 @@ impl Probe {
 
     /// Ends it.
     pub(super) fn shut(&mut self, reactor: &mut Reactor) {
-        self.over = true;
+        self.is_done = true;
         match self.socket.take() {
             Some(socket) => reactor.close(socket),
             None if self.busy => reactor.cancel(self.token),

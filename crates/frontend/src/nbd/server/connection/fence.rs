@@ -67,9 +67,9 @@ impl Connection {
         context.engine.begin_batch(self.volume);
         let has_others = |client| context.engine.has_other_clients(self.volume, client);
         if self.fence.presence.as_mut().is_some_and(has_others) && context.reactor.has_hung_up(self.socket) {
-            self.over = Some(CloseReason::Superseded);
+            self.closing = Some(CloseReason::Superseded);
         }
-        self.over.is_none()
+        self.closing.is_none()
     }
 
     /// Ends the batch, if one has begun.
@@ -81,7 +81,7 @@ impl Connection {
 
     /// If the connection reads nothing more while requests of it are at the store, says so to the other connections, once.
     pub(in crate::nbd::server) fn note_departure(&mut self, engine: &Engine) {
-        let is_leaving = self.end.is_some() || self.over.is_some();
+        let is_leaving = self.draining.is_some() || self.closing.is_some();
         if is_leaving && self.has_requests() && !std::mem::replace(&mut self.fence.departed, true) {
             engine.depart(self.volume);
         }

@@ -106,7 +106,7 @@ impl Connection {
         let Expect::Parts(read) = &mut self.expect else { return };
         let request = read.request;
         if read.done > 0 && !self.in_chunks(&request) {
-            self.over = Some(CloseReason::HalfRead(error));
+            self.closing = Some(CloseReason::HalfRead(error));
             return;
         }
         let errno = Errno::from_os(error.errno().raw_os_error());

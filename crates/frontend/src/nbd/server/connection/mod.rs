@@ -204,9 +204,9 @@ pub(super) struct Connection {
     /// No frame was free: ask again.
     pub(super) stalled: bool,
     /// Nothing more is read; what is in flight is answered, then the stream is closed.
-    pub(super) end: Option<CloseReason>,
+    pub(super) draining: Option<CloseReason>,
     /// The connection is to be closed now.
-    pub(super) over: Option<CloseReason>,
+    pub(super) closing: Option<CloseReason>,
 }
 
 impl Connection {
@@ -239,8 +239,8 @@ impl Connection {
             fence: Fence::new(arrived),
             fenced: false,
             stalled: false,
-            end: None,
-            over: None,
+            draining: None,
+            closing: None,
         }
     }
 
@@ -276,7 +276,7 @@ impl Connection {
     /// Takes the end of a receive.
     pub(super) fn received(&mut self, into: &mut Scatter, n: usize) {
         self.receiving = false;
-        if self.over.is_some() {
+        if self.closing.is_some() {
             // What was expected is forgotten, and a payload's frame is no input: it may lie in a device.
             into.drain().for_each(drop);
             return;
@@ -302,7 +302,7 @@ impl Connection {
     /// The stream ended: orderly, if nothing was begun.
     fn at_end_of_stream(&mut self) {
         let between = matches!(self.expect, Expect::Header) && self.input.bytes().is_empty();
-        self.end.get_or_insert(if between { CloseReason::Disconnected } else { CloseReason::Truncated });
+        self.draining.get_or_insert(if between { CloseReason::Disconnected } else { CloseReason::Truncated });
     }
 
     /// Takes back the memory of a send that is done.
@@ -316,19 +316,19 @@ impl Connection {
     /// Does all that can be done now: requests that are here, one send, one receive.
     pub(super) fn advance(&mut self, context: &mut Context<'_>) {
         (self.stalled, self.fenced) = (false, false);
-        if self.over.is_some() {
+        if self.closing.is_some() {
             return;
         }
         self.batch = (0, 0);
         let needs_input = self.walk(context);
         self.end_batch(context.engine);
         context.reactor.note_requests(self.batch.0, self.batch.1);
-        if self.over.is_some() {
+        if self.closing.is_some() {
             return;
         }
         self.send(context.reactor);
         self.say_end(context);
-        if needs_input && self.end.is_none() && !self.stalled {
+        if needs_input && self.draining.is_none() && !self.stalled {
             self.receive(context.reactor);
         }
     }
@@ -349,8 +349,8 @@ impl Connection {
 
     /// Whether something may be begun; when nothing more is read, only the rest of what has been begun.
     fn may_step(&self) -> bool {
-        let may_begin = self.end.is_none() || matches!(self.expect, Expect::Parts(_));
-        may_begin && self.over.is_none() && !self.receiving
+        let may_begin = self.draining.is_none() || matches!(self.expect, Expect::Parts(_));
+        may_begin && self.closing.is_none() && !self.receiving
     }
 
     /// Whether replies have to go before more requests are read.
@@ -373,7 +373,7 @@ impl Connection {
 
     /// Counts this connection's heap memory anew in that of all.
     pub(super) fn count_heap(&mut self, all: usize) -> usize {
-        let now = if self.over.is_some() { 0 } else { self.out.heap_bytes() + self.sending_heap };
+        let now = if self.closing.is_some() { 0 } else { self.out.heap_bytes() + self.sending_heap };
         all - std::mem::replace(&mut self.counted_heap, now) + now
     }
 
@@ -407,7 +407,7 @@ impl Connection {
                 Progress::Moved
             }
             Parsed::Bad(error) => {
-                self.end = Some(CloseReason::Protocol(error));
+                self.draining = Some(CloseReason::Protocol(error));
                 Progress::Waits
             }
         }
@@ -416,7 +416,7 @@ impl Connection {
     fn start(&mut self, context: &mut Context<'_>, request: Request, header_bytes: usize) -> Progress {
         match request.command {
             Command::Disconnect => {
-                self.end = Some(CloseReason::Disconnected);
+                self.draining = Some(CloseReason::Disconnected);
                 return Progress::Waits;
             }
             Command::Write => return self.start_write(context, request, header_bytes),

@@ -14,7 +14,7 @@ impl Connection {
     /// Decrypts some of what has come to where it is expected. False if there is nothing more, or no room for it.
     pub(super) fn decrypt(&mut self, buffers: &ReceiveBuffers) -> bool {
         let Some(secure) = &mut self.secure else { return false };
-        if self.end.is_some() || self.over.is_some() || self.receiving || self.stalled {
+        if self.draining.is_some() || self.closing.is_some() || self.receiving || self.stalled {
             return false;
         }
         let went = match &mut self.expect {
@@ -30,7 +30,7 @@ impl Connection {
             None => self.stalled = true,
             Some(Ok(0)) if secure.has_ended() => self.at_end_of_stream(),
             Some(Ok(n)) => return n > 0,
-            Some(Err(error)) => self.over = Some(CloseReason::Tls(error)),
+            Some(Err(error)) => self.closing = Some(CloseReason::Tls(error)),
         }
         false
     }
@@ -40,14 +40,14 @@ impl Connection {
         match self.secure.as_mut().map_or(Ok(()), |secure| secure.hang_up()) {
             Ok(()) => self.at_end_of_stream(),
             Err(error) => {
-                self.end.get_or_insert(CloseReason::Tls(error));
+                self.draining.get_or_insert(CloseReason::Tls(error));
             }
         }
     }
 
     /// When all has been answered and nothing more is read, says so by TLS.
     pub(super) fn say_end(&mut self, context: &mut Context<'_>) {
-        if self.end.is_some()
+        if self.draining.is_some()
             && self.is_idle(context.pending)
             && let Some(secure) = &mut self.secure
         {
