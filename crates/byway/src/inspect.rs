@@ -74,7 +74,9 @@ pub enum InspectError {
     #[error("{0} names a volume; leave its name out to list the server, or see byway info {0}")]
     OneVolume(String),
     /// A resource that is no share.
-    #[error("no share is named so in {0}; leave the name out to list the server, or see byway info {0} for a volume")]
+    #[error(
+        "the server has no share of the name in {0}; leave the name out to list the server, or see byway info {0} for a volume"
+    )]
     NoShare(String),
     /// A share, or a directory in it.
     #[error("{uri}: {source}")]

@@ -88,7 +88,7 @@ pub enum EnvironmentError {
     #[error("{0} is not set: start the program by `byway dsm run`")]
     Missing(&'static str),
     /// A variable holds what it cannot.
-    #[error("{0} is {1:?}, which is none of its values: start the program by `byway dsm run`")]
+    #[error("{0} has the invalid value {1:?}: start the program by `byway dsm run`")]
     Wrong(&'static str, String),
 }
 

@@ -43,7 +43,7 @@ pub enum JoinError {
     #[error("rank {0} has not joined in {time:?}", time = JOIN_TIME_MAX)]
     Missing(Rank),
     /// What listens in a rank's place is no rank of this job.
-    #[error("a process that is not of this job, or has another version of byway, listens in the place of one of it")]
+    #[error("another program, or another version of byway, listens at the address of a process of this job")]
     Stranger,
 }
 

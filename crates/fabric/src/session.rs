@@ -49,7 +49,7 @@ pub enum CloseReason {
     #[error("a payload's checksum is wrong; something on the way changes bytes")]
     PayloadChecksum,
     /// A message that has no place there.
-    #[error("a message of kind {0:?} has no place there")]
+    #[error("a message of kind {0:?} came where it is not allowed")]
     Unexpected(Kind),
     /// The handshake took too long.
     #[error("the handshake took too long")]
@@ -61,7 +61,7 @@ pub enum CloseReason {
     #[error("the peer has not received answers for too long, and there is no memory for more")]
     TakesNothing,
     /// The peer asks and asks, and takes too few of the answers.
-    #[error("the peer has asked for more than it takes: too many answers wait for it")]
+    #[error("the peer asks for more than it receives: too many answers are queued for it")]
     AsksTooMuch,
     /// More calls than the server allows.
     #[error("the peer has more calls in flight than it was granted")]

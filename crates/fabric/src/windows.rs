@@ -40,7 +40,7 @@ pub enum WindowError {
     #[error("the range does not lie in the window")]
     Bounds = 2,
     /// The window is for the other direction.
-    #[error("the window is not open for that")]
+    #[error("the window does not allow this access")]
     Rights = 3,
     /// Another payload is being received into it.
     #[error("the window is being filled already")]

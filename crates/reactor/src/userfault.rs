@@ -43,7 +43,7 @@ pub enum OpenError {
     )]
     NotPermitted,
     /// A limit on descriptors or memory is reached.
-    #[error("no userfaultfd could be made for want of descriptors or memory: raise the limit on open files")]
+    #[error("cannot open a userfaultfd, for lack of descriptors or memory: raise the limit on open files")]
     NoRoom,
     /// The kernel does not have these features, or refuses one (`EVENT_FORK` without `CAP_SYS_PTRACE`).
     #[error("this kernel's userfaultfd lacks a feature, or refuses it to this user")]

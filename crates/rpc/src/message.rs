@@ -208,7 +208,7 @@ pub enum Status {
     #[error("the peer dropped the call without an answer")]
     Abandoned = 0xff05,
     /// The call was delegated, and the session with the node that had it ended.
-    #[error("the call was delegated to a node that is gone")]
+    #[error("the call was delegated to a node whose session has ended")]
     DelegateLost = 0xff06,
     /// To the node that delegated the call: its caller has the answer.
     #[error("the caller was answered directly")]

@@ -11,7 +11,7 @@ use byway_remote::{RemoteError, TransferError};
 #[derive(Debug, thiserror::Error)]
 pub(super) enum RunError {
     /// A program that it needs.
-    #[error("a program that was started for it: {0}")]
+    #[error("cannot run a program of the experiment: {0}")]
     Child(std::io::Error),
     /// A node.
     #[error("byway serve {0} did not start; its messages are above")]

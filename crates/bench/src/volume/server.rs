@@ -20,10 +20,10 @@ pub(super) struct ServerCost {
 #[derive(Debug, thiserror::Error)]
 pub enum CostError {
     /// Nobody answers.
-    #[error("no metrics from {0}: {1}; it is what the server was given as --http")]
+    #[error("cannot read metrics from {0}: {1}; give the address that the server has as --http")]
     Io(SocketAddr, std::io::Error),
     /// Somebody else answers.
-    #[error("{0} does not answer with byway's metrics; give the address that the server was given as --http")]
+    #[error("{0} does not answer with byway's metrics; give the address that the server has as --http")]
     Other(SocketAddr),
 }
 

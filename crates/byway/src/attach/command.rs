@@ -109,7 +109,7 @@ pub enum AttachError {
     #[error("the volume has {0} bytes, less than one sector")]
     Empty(u64),
     /// The service manager.
-    #[error("NOTIFY_SOCKET: {0}; leave it out where no service manager is")]
+    #[error("NOTIFY_SOCKET: {0}; unset it where no service manager runs")]
     Manager(io::Error),
     /// A thread or signals.
     #[error("cannot wait for signals and requests: {0}")]

@@ -84,7 +84,7 @@ impl Fabric {
         let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
         let step = if session.is_some_and(|state| state.tls.is_some()) {
             // Whoever wants TLS gets it or nothing.
-            tracing::warn!(%to, "a session with TLS was asked for over RDMA, which has none: use tcp");
+            tracing::warn!(%to, "a session with TLS was requested over RDMA, which has none: use tcp");
             Err(CloseReason::WeRefused(RefuseCode::Auth))
         } else {
             self.rdma_lanes()
@@ -261,7 +261,7 @@ impl Fabric {
             tracing::warn!(?peer, "connection refused: not in an --allow range");
             Some(RefuseCode::Auth)
         } else if matches!(self.tls_server, ServerTls::Required(_)) {
-            tracing::warn!(?peer, "connection refused: TLS is required, which RDMA has not");
+            tracing::warn!(?peer, "connection refused: TLS is required, and RDMA has none");
             Some(RefuseCode::Auth)
         } else if self.draining {
             Some(RefuseCode::ShuttingDown)

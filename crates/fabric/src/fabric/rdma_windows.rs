@@ -192,7 +192,7 @@ impl Fabric {
             Err(refused) => refused,
         };
         let refusal = Refusal::of(error, rdma.transport.has(connection));
-        tracing::warn!(%error, bytes, ?refusal, "no window is opened to the device of a peer");
+        tracing::warn!(%error, bytes, ?refusal, "cannot open a window to a peer's device");
         if refusal == Refusal::EndsSession {
             self.events.push(Event::Failed(session, Down::Setup(error).into()));
         }

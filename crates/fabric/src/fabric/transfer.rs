@@ -48,7 +48,7 @@ pub enum GetError {
     #[error("the peer refused: {0}")]
     Refused(WindowError),
     /// Another number of bytes came than was asked for: the peer's fault.
-    #[error("{got} bytes came where {wanted} were asked for")]
+    #[error("the peer sent {got} bytes where {wanted} were requested")]
     Length {
         /// Bytes asked for.
         wanted: usize,

@@ -14,10 +14,10 @@ pub enum SubmitError {
     #[error("this process is a child of the one that opened the node; open another node")]
     Forked,
     /// Too many operations, or messages that wait for credit: wait for one to end.
-    #[error("too many operations are under way; wait for some to end")]
+    #[error("too many operations are in flight; wait for some to end")]
     Busy,
     /// No such session: it was closed, or its end was told already.
-    #[error("the session is gone")]
+    #[error("there is no such session, or it has ended")]
     NoSession,
     /// The session has ended.
     #[error("the session ended: {0}")]
@@ -29,13 +29,13 @@ pub enum SubmitError {
     #[error("a header, payload or list of segments is too long")]
     TooLong,
     /// The window is not open for that; the caller's fault.
-    #[error("the window is not open for that")]
+    #[error("the window does not allow this access")]
     Rights,
     /// The memory is looked at by the program: let go of what [`Memory::bytes`](super::Memory::bytes) gave first.
-    #[error("the program is looking at the memory")]
+    #[error("the program holds references to the memory's bytes")]
     Borrowed,
     /// Operations or windows of another node use the memory, or the operation is another's; the caller's fault.
-    #[error("another node uses the memory, or has the operation")]
+    #[error("the memory or operation belongs to another node")]
     OtherNode,
     /// The peer does not serve the protocol of a call, or not in a version that this node speaks.
     #[error("the peer does not serve that protocol, or not in a version that this node speaks")]
@@ -44,7 +44,7 @@ pub enum SubmitError {
     #[error("this node does not speak that protocol; open it for the protocol")]
     NotSpoken,
     /// The call that is to be delegated needs no answer any more: its caller's session has ended.
-    #[error("the call needs no answer any more: its caller's session has ended")]
+    #[error("the call needs no answer: its caller's session has ended")]
     CallerGone,
 }
 
@@ -62,7 +62,7 @@ pub enum OpError {
     #[error("the peer refused: {0}")]
     Refused(WindowError),
     /// The peer answered with something else than was asked for; its fault.
-    #[error("the peer answered with something else than was asked for")]
+    #[error("the peer's answer does not fit the request")]
     WrongAnswer,
     /// All windows are open ([`WINDOWS_MAX`](crate::limits::WINDOWS_MAX)); close some.
     #[error("too many windows are open")]
@@ -97,13 +97,13 @@ impl From<OpenError> for OpError {
 #[non_exhaustive]
 pub enum WaitError {
     /// The deadline has passed; the operation goes on.
-    #[error("nothing has ended by the deadline")]
+    #[error("no operation ended before the deadline")]
     Deadline,
     /// The result was taken already, by another thread or a group.
     #[error("the result was taken already")]
     Taken,
     /// An operation is another node's; the caller's fault.
-    #[error("the operation is another node's")]
+    #[error("the operation belongs to another node")]
     OtherNode,
     /// See [`SubmitError::Forked`].
     #[error("this process is a child of the one that opened the node; open another node")]

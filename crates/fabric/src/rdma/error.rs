@@ -59,7 +59,7 @@ pub enum RdmaError {
     #[error("a window must have bytes, all of them in its memory")]
     Range,
     /// More than the device can do.
-    #[error("{what}: {wanted} wanted, at most {most} to be had")]
+    #[error("{what}: {wanted} requested, at most {most} available")]
     Capacity {
         /// Of what.
         what: &'static str,
@@ -69,7 +69,7 @@ pub enum RdmaError {
         most: u32,
     },
     /// The endpoint already has a queue pair, or has none.
-    #[error("the endpoint is not in the state for {0}")]
+    #[error("the endpoint's state does not allow {0}")]
     State(&'static str),
     /// Private data is longer than a connection manager's message takes.
     #[error("{bytes} bytes of private data, at most {most} fit")]
@@ -206,10 +206,10 @@ pub enum WorkError {
     #[error("a memory window was not bound")]
     Bind,
     /// The peer answered something that makes no sense.
-    #[error("the peer's answer makes no sense")]
+    #[error("the peer's response is invalid")]
     BadResponse,
     /// The peer wrote to where it may not.
-    #[error("the peer touched memory that is not open to it")]
+    #[error("the peer accessed memory that is not open to it")]
     LocalAccess,
     /// The peer's device refused the request, for its length most likely.
     #[error("the peer's device refuses the request")]

@@ -187,7 +187,7 @@ impl Operations {
         let slot = Slot::from_u64(wc.wr_id);
         let result = WorkError::from_status(wc.status);
         let Some(posted) = self.posted.get(slot) else {
-            tracing::error!(number = wc.wr_id, status = wc.status, "a completion of nothing that is posted");
+            tracing::error!(number = wc.wr_id, status = wc.status, "a completion of an operation that was not posted");
             return;
         };
         let Queue::Send(queue) = posted.queue else {

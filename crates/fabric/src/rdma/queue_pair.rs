@@ -259,7 +259,7 @@ impl QueuePair {
         let status = unsafe { modify(self.qp.as_ptr(), &raw mut attributes, verbs::IBV_QP_STATE) };
         if status != 0 {
             // A device that is gone; dropping the queue pair completes everything.
-            tracing::debug!(status, "a queue pair does not go into the error state");
+            tracing::debug!(status, "a queue pair does not enter the error state");
         }
     }
 }

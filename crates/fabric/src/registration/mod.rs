@@ -76,16 +76,16 @@ pub enum Unavailable {
     #[error("userfaultfd is refused: allow the system call in the seccomp filter of this service or container")]
     NotPermitted,
     /// The limit on descriptors or memory is reached.
-    #[error("no userfaultfd could be made for want of descriptors or memory: raise the limit on open files")]
+    #[error("cannot open a userfaultfd, for lack of descriptors or memory: raise the limit on open files")]
     NoRoom,
     /// Some of its features are missing.
-    #[error("this kernel's userfaultfd cannot watch memory without raising faults: Linux 6.7 can")]
+    #[error("this kernel's userfaultfd cannot watch memory without raising faults: use Linux 6.7 or later")]
     OldKernel,
     /// What it says of changes is not what we rely on.
-    #[error("this kernel's userfaultfd does not tell of changes in time")]
+    #[error("this kernel's userfaultfd reports changes too late")]
     Misbehaves,
     /// A mapping cannot be asked for.
-    #[error("/proc/self/maps cannot be queried: Linux 6.11 can, where /proc is mounted")]
+    #[error("/proc/self/maps cannot be queried: use Linux 6.11 or later, with /proc mounted")]
     NoMappings,
     /// Forks would go unnoticed.
     #[error("the process cannot prepare for a fork")]

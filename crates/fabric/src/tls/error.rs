@@ -81,16 +81,16 @@ pub enum TlsError {
     #[error("the peer's certificate is not valid yet; check the clocks")]
     NotYetValid,
     /// The server's certificate is for another name.
-    #[error("the server's certificate is for another name than the one it was reached by")]
+    #[error("the server's certificate is for another name than the one in the address")]
     WrongName,
     /// A revocation list names the peer's certificate.
     #[error("the peer's certificate is revoked")]
     Revoked,
     /// There are revocation lists, and none of the authority that has signed the peer's certificate.
-    #[error("no revocation list is of the authority that signed the peer's certificate; add its list to --tls-crl")]
+    #[error("no revocation list is from the authority that signed the peer's certificate; add its list to --tls-crl")]
     UnknownRevocation,
     /// The peer's certificate cannot be accepted.
-    #[error("the peer's certificate is of another purpose, or damaged")]
+    #[error("the peer's certificate is meant for another purpose, or damaged")]
     BadCertificate,
     /// The peer has said that it will not go on.
     #[error("the peer refused: {0:?}")]
@@ -108,7 +108,7 @@ pub enum TlsError {
     #[error("the peer went away during the handshake; it may not accept the certificate that it was shown")]
     GaveUp,
     /// The stream ended without TLS's own end: bytes may be missing.
-    #[error("the connection was cut: it ended without TLS's own end")]
+    #[error("the connection was cut: it ended without TLS's close_notify")]
     Cut,
     /// This side cannot go on: no random numbers, no clock.
     #[error("TLS cannot work on this machine: no random numbers, or no clock")]

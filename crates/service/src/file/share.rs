@@ -72,7 +72,7 @@ impl ShareSpec {
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     /// The directory cannot be opened.
-    #[error("{}: {source}; name a directory that is there", path.display())]
+    #[error("{}: {source}; name a directory that exists", path.display())]
     Open {
         /// Which.
         path: PathBuf,

@@ -462,10 +462,10 @@ pub enum CallError {
     #[error("the server has no room for the request now")]
     Busy,
     /// The server process is new: until its grace time is over it gives locks back to those who had them, and none to others.
-    #[error("the server has just started and waits for clients that had locks; ask again")]
+    #[error("the server has just started and waits for clients that had locks; try again")]
     Grace,
     /// A lock is asked for again when others may have had it.
-    #[error("the server gives no lock back after its grace time")]
+    #[error("the server restores no locks after its grace time")]
     GraceOver,
     /// The server knows no such method: it is older or newer than this program.
     #[error("the server does not know this kind of request; it speaks another version of the protocol of files")]

@@ -105,7 +105,7 @@ pub enum LendError {
     )]
     TooMany,
     /// The session has no such slab.
-    #[error("the lender knows no such slab of this session")]
+    #[error("the lender has no such slab in this session")]
     UnknownSlab,
     /// The call was not understood.
     #[error("the lender did not understand the request; it speaks another version of the protocol")]

@@ -113,7 +113,7 @@ impl Adapter {
         let posted = self.post_lacking();
         let doubted = self.recv_credits.doubted();
         if posted.is_err() && doubted > 0 {
-            tracing::warn!(doubted, "receives that the device may have lost are in the way of a connection");
+            tracing::warn!(doubted, "connection refused: the device may have lost too many receives");
         }
         posted.map(|()| self.recv_credits.reserve())
     }

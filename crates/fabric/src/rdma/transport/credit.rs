@@ -35,10 +35,10 @@ pub enum CreditError {
     #[error("the peer sent a message without a credit for it")]
     Overrun,
     /// It gave a few credits back by a message of no bytes, for which there may be no receive.
-    #[error("the peer gave back too few credits by themselves")]
+    #[error("the peer sent a message of credits that returns too few")]
     Few,
     /// It gave back more than it had.
-    #[error("the peer gave more credits back than it was sent messages")]
+    #[error("the peer returned more credits than it received messages")]
     Surplus,
 }
 

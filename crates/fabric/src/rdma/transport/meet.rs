@@ -37,7 +37,7 @@ impl Transport {
             match manager.channel.next_event() {
                 Ok(Some(news)) => self.heard(reactor, news),
                 Ok(None) => return,
-                Err(error) => return tracing::error!(%error, "the connection manager cannot be asked"),
+                Err(error) => return tracing::error!(%error, "cannot read events of the RDMA connection manager"),
             }
         }
     }
@@ -70,7 +70,7 @@ impl Transport {
                 }
                 Err(Down::Removed)
             }
-            EventKind::Other(number) => return tracing::debug!(number, "news of the connection manager"),
+            EventKind::Other(number) => return tracing::debug!(number, "an event of the RDMA connection manager"),
         };
         if let Err(down) = step {
             // What came before it is told before it.

@@ -416,7 +416,7 @@ impl Client {
         let ask = Ask { flags, ..Self::on_handle(caller, handle) };
         let synced = self.repeat(Method::Sync, true, |live, slot| {
             let syncing = self.table().begin_sync(handle, live.instance).map_err(|_| {
-                tracing::error!("the server was started anew before it had made all changes of a file durable");
+                tracing::error!("the server restarted before all changes of a file were durable");
                 Failure::Call(Errno::IO.into())
             })?;
             self.ask_once(live, Method::Sync, &ask, slot)?;

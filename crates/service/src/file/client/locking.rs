@@ -191,7 +191,7 @@ impl Client {
                     pause = (pause * 2).min(BUSY_PAUSE_MAX);
                 }
                 Err(Failure::Call(error)) => {
-                    tracing::warn!(%error, "a lock is not given back, or not released");
+                    tracing::warn!(%error, "a lock could not be restored or released");
                     return Ok(false);
                 }
                 Err(failure) => return Err(failure),

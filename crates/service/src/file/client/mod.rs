@@ -307,7 +307,10 @@ impl Client {
         loop {
             let live = self.live().map_err(|_| Errno::IO)?;
             if !repeatable && lost_in.is_some_and(|epoch| epoch != live.epoch) {
-                tracing::warn!(?method, "the server went before it answered: whether it was done is not known");
+                tracing::warn!(
+                    ?method,
+                    "the session ended before the server answered: the change may or may not have been made"
+                );
                 return Err(Errno::IO);
             }
             if !repeatable {
@@ -334,7 +337,10 @@ impl Client {
                 }
                 Err(Failure::Call(error)) => return Err(error.errno()),
                 Err(Failure::Late) => {
-                    tracing::error!(?method, "the server did not answer in time: whether it was done is not known");
+                    tracing::error!(
+                        ?method,
+                        "the server did not answer in time: the change may or may not have been made"
+                    );
                     return Err(Errno::IO);
                 }
                 Err(Failure::NotSent) => self.lose(live.number),
@@ -485,7 +491,7 @@ impl Client {
             self.ask_once(live, Method::Forget, &Ask { data: &data, ..Ask::default() }, slot).map(|_| ())
         });
         if let Err(error) = told {
-            tracing::debug!(%error, "the server was not told of files that are not needed any more");
+            tracing::debug!(%error, "cannot tell the server which files are no longer used");
         }
     }
 

@@ -73,7 +73,7 @@ impl Unsynced {
             let dropped = before - self.files.len();
             tracing::warn!(
                 dropped,
-                "too many files were changed and not synced: a later sync of these says nothing of a restart"
+                "too many files have unsynced changes: later syncs of some do not report data that a server's restart lost"
             );
         }
     }

@@ -215,7 +215,7 @@ impl Shares {
     pub(super) fn expire(&mut self, reactor: &Reactor) {
         let expired = self.recovery.known().expired(reactor.now());
         for client in expired {
-            tracing::info!("a client has not come back: its files are closed, and its locks released");
+            tracing::info!("a client did not come back: closes its files and releases its locks");
             self.forget_client(client);
         }
     }
