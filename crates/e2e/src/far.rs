@@ -1,5 +1,6 @@
 //! Programs whose memory is far: a lender, `byway far`, and what of it ends with the test.
 
+use std::io::Read;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -69,9 +70,9 @@ pub fn command(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Comm
 }
 
 /// A paged program, which ends with the test.
-pub struct Job(pub Child);
+pub struct PagedProgram(pub Child);
 
-impl Job {
+impl PagedProgram {
     /// Starts it.
     ///
     /// # Panics
@@ -80,13 +81,27 @@ impl Job {
         Self(command.spawn().unwrap())
     }
 
-    /// Waits for its end; gives what it wrote.
+    /// Starts one that prints `filled` when it has filled its memory, and waits for that.
+    ///
+    /// # Panics
+    /// If it does not print that.
+    pub fn start_filled(command: &mut Command) -> Self {
+        const FILLED: &[u8] = b"filled\n";
+        let mut program = Self::start(command);
+        let mut line = [0; FILLED.len()];
+        program.0.stdout.as_mut().unwrap().read_exact(&mut line).expect("the program fills its memory");
+        assert_eq!(line, FILLED);
+        program
+    }
+
+    /// Ends its input, and waits until it and its children have ended. Gives what they wrote.
     ///
     /// # Panics
     /// If it cannot be read.
     pub fn finish(mut self) -> Output {
+        drop(self.0.stdin.take());
         let (mut out, mut err) = (self.0.stdout.take().unwrap(), self.0.stderr.take().unwrap());
-        let read = |from: &mut dyn std::io::Read| {
+        let read = |from: &mut dyn Read| {
             let mut bytes = Vec::new();
             from.read_to_end(&mut bytes).unwrap();
             bytes
@@ -101,7 +116,7 @@ impl Job {
     }
 }
 
-impl Drop for Job {
+impl Drop for PagedProgram {
     fn drop(&mut self) {
         // The keeper, the pager and all that it runs; what has left the group ends with the keeper or the pager.
         let group = rustix::process::Pid::from_child(&self.0);
@@ -110,6 +125,16 @@ impl Drop for Job {
             let _ = self.0.wait();
         }
     }
+}
+
+/// The machine's Python, or says that there is none.
+pub fn python() -> Option<&'static str> {
+    let python = "/usr/bin/python3";
+    if !Path::new(python).is_file() {
+        skip_this(SkipReason::MissingTool("python3"));
+        return None;
+    }
+    Some(python)
 }
 
 /// Compiles a C program with the machine's compiler, or says that there is none.
@@ -129,7 +154,7 @@ pub fn compiled(source: &Path, folder: &Path) -> Option<PathBuf> {
 
 /// Runs a program to its end.
 pub fn far(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Output {
-    Job::start(&mut command(uri, limit, flags, program)).finish()
+    PagedProgram::start(&mut command(uri, limit, flags, program)).finish()
 }
 
 /// Runs a program in far memory; it must succeed. Gives what it printed, and how many pages were fetched.

@@ -1,21 +1,10 @@
 //! `byway far`: programs whose memory lies at a lender have the results that they have without.
 
 use std::fmt::Write;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use byway_e2e::far::{Job, Lender, can_page, command, far, far_well};
-use byway_e2e::{LIMIT, Server, until};
-use byway_skip::{SkipReason, skip_this};
-
-fn python() -> Option<&'static str> {
-    let python = "/usr/bin/python3";
-    if !Path::new(python).is_file() {
-        skip_this(SkipReason::MissingTool("python3"));
-        return None;
-    }
-    Some(python)
-}
+use byway_e2e::Server;
+use byway_e2e::far::{Lender, PagedProgram, can_page, command, far, far_well, python};
 
 /// Makes blocks of which each can be made again, changes them in two rounds, checks each against what it was, and prints their digest.
 /// Then it waits until less memory is here than it was told, in KiB, and prints how much that is (`VmRSS`).
@@ -139,18 +128,11 @@ print("good", flush=True)
     for class in ["disk", "none"] {
         let mut lender = Lender::start();
         let mut command = command(&lender.uris()[0], "20M", &["--class", class], &[python, "-c", program]);
-        let mut job = Job::start(command.stdin(Stdio::piped()));
-        let mut stdout = std::io::BufReader::new(job.0.stdout.take().unwrap());
-        let mut line = String::new();
-        std::io::BufRead::read_line(&mut stdout, &mut line).unwrap();
-        assert_eq!(line, "filled\n");
+        let paged = PagedProgram::start_filled(command.stdin(Stdio::piped()));
         lender.server.kill();
-        drop(job.0.stdin.take());
-        let mut rest = String::new();
-        std::io::Read::read_to_string(&mut stdout, &mut rest).unwrap();
-        let mut said = String::new();
-        std::io::Read::read_to_string(&mut job.0.stderr.take().unwrap(), &mut said).unwrap();
-        let status = until(std::time::Instant::now() + LIMIT, "the program's end", || job.0.try_wait().unwrap());
+        let output = paged.finish();
+        let [rest, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+        let status = output.status;
         match class {
             "disk" => assert!(status.success() && rest == "good\n", "{status} {rest} {said}"),
             // SIGBUS, as a shell gives it.

@@ -1,18 +1,15 @@
 //! Ends and faults of `byway far`: whatever is killed, no program reads a page that is not its own.
 
-use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
-use byway_e2e::far::{Job, Lender, can_page, command, compiled, far};
-use byway_e2e::{LIMIT, until};
+use byway_e2e::far::{Lender, PagedProgram, can_page, command, compiled, far, python};
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// A program with a forked child; both have far pages, and wait for the end of their input.
 struct Waiting {
-    job: Job,
+    program: PagedProgram,
     _lender: Lender,
     _folder: tempfile::TempDir,
 }
@@ -26,20 +23,14 @@ impl Waiting {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/far_linux/torture.c");
         let program = compiled(&source, folder.path())?.display().to_string();
         let mut command = command(&lender.uris()[0], "16M", &["--class", "none"], &[&program, "waits"]);
-        let mut job = Job::start(command.stdin(Stdio::piped()));
-        let mut line = String::new();
-        BufReader::new(job.0.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert_eq!(line, "filled\n");
-        Some(Self { job, _lender: lender, _folder: folder })
+        let program = PagedProgram::start_filled(command.stdin(Stdio::piped()));
+        Some(Self { program, _lender: lender, _folder: folder })
     }
 
-    /// Ends the programs' input, and waits until all that wrote to its standard error have ended. Gives that.
-    fn finish(mut self) -> (Option<i32>, String) {
-        drop(self.job.0.stdin.take());
-        let mut said = String::new();
-        self.job.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        let status = until(Instant::now() + LIMIT, "the job's end", || self.job.0.try_wait().unwrap());
-        (status.code(), said)
+    /// Ends the programs' input, and waits until all have ended. Gives what they wrote to standard error.
+    fn finish(self) -> (Option<i32>, String) {
+        let output = self.program.finish();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 }
 
@@ -53,7 +44,7 @@ fn child(process: Pid) -> Pid {
 #[test]
 fn the_pagers_death_ends_a_program_and_its_forked_child_and_neither_reads_zeroes() {
     let Some(waiting) = Waiting::start() else { return };
-    kill_process(child(Pid::from_child(&waiting.job.0)), Signal::KILL).unwrap();
+    kill_process(child(Pid::from_child(&waiting.program.0)), Signal::KILL).unwrap();
     let (code, said) = waiting.finish();
     assert!(said.contains("the pager was killed") && !said.contains("instead of"), "{said}");
     assert_eq!(code, Some(1), "{said}");
@@ -62,7 +53,7 @@ fn the_pagers_death_ends_a_program_and_its_forked_child_and_neither_reads_zeroes
 #[test]
 fn the_keepers_death_ends_them_too() {
     let Some(waiting) = Waiting::start() else { return };
-    kill_process(Pid::from_child(&waiting.job.0), Signal::KILL).unwrap();
+    kill_process(Pid::from_child(&waiting.program.0), Signal::KILL).unwrap();
     let (code, said) = waiting.finish();
     assert!(said.contains("its first process was killed") && !said.contains("instead of"), "{said}");
     assert_eq!(code, None, "{said}");
@@ -71,7 +62,7 @@ fn the_keepers_death_ends_them_too() {
 #[test]
 fn a_signal_to_byway_is_passed_on_to_the_program() {
     let Some(waiting) = Waiting::start() else { return };
-    kill_process(Pid::from_child(&waiting.job.0), Signal::TERM).unwrap();
+    kill_process(Pid::from_child(&waiting.program.0), Signal::TERM).unwrap();
     let (code, said) = waiting.finish();
     assert!(code == Some(128 + 15) && !said.contains("instead of"), "{code:?} {said}");
 }
@@ -88,15 +79,6 @@ except KeyboardInterrupt:
     print("good", flush=True)
 "#;
 
-fn python() -> Option<&'static str> {
-    let python = "/usr/bin/python3";
-    if !Path::new(python).is_file() {
-        skip_this(SkipReason::MissingTool("python3"));
-        return None;
-    }
-    Some(python)
-}
-
 #[test]
 fn an_interrupt_from_the_terminal_is_the_programs_affair() {
     let Some(python) = python() else { return };
@@ -104,21 +86,14 @@ fn an_interrupt_from_the_terminal_is_the_programs_affair() {
         return;
     }
     let lender = Lender::start();
-    let mut job =
-        Job::start(&mut command(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", INTERRUPTED]));
-    let mut stdout = BufReader::new(job.0.stdout.take().unwrap());
-    let mut line = String::new();
-    stdout.read_line(&mut line).unwrap();
-    assert_eq!(line, "filled\n");
+    let mut command = command(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", INTERRUPTED]);
+    let program = PagedProgram::start_filled(&mut command);
     for signal in [Signal::TSTP, Signal::CONT, Signal::INT] {
-        kill_process_group(Pid::from_child(&job.0), signal).unwrap();
+        kill_process_group(Pid::from_child(&program.0), signal).unwrap();
     }
-    let mut rest = String::new();
-    stdout.read_to_string(&mut rest).unwrap();
-    let mut said = String::new();
-    job.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    let status = until(Instant::now() + LIMIT, "the program's end", || job.0.try_wait().unwrap());
-    assert!(status.success() && rest == "good\n", "{status} {rest} {said}");
+    let output = program.finish();
+    let [rest, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success() && rest == "good\n", "{} {rest} {said}", output.status);
 }
 
 #[test]

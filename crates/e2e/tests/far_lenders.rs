@@ -8,11 +8,10 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use byway_e2e::far::{can_page, python};
 use byway_e2e::{LIMIT, Server, binary, find_tool, until};
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process_group};
-
-const PYTHON: &str = "/usr/bin/python3";
 
 /// Fills 48 MiB, and for each line on its input checks all of it, and changes it.
 const PROGRAM: &str = r#"
@@ -59,18 +58,18 @@ impl Lender {
 }
 
 /// A paged program and what its pager says, which end with the test.
-struct PagedProgram {
+struct CheckedProgram {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
     said: Arc<Mutex<String>>,
 }
 
-impl PagedProgram {
-    fn start(lenders: &[&Lender], class: &str) -> Self {
+impl CheckedProgram {
+    fn start(python: &str, lenders: &[&Lender], class: &str) -> Self {
         let from = lenders.iter().map(|lender| lender.uri()).collect::<Vec<_>>().join(",");
         let mut command = Command::new(binary());
         command.args([
-            "far", "--report", "--limit", "20M", "--from", &from, "--class", class, "--", PYTHON, "-c", PROGRAM,
+            "far", "--report", "--limit", "20M", "--from", &from, "--class", class, "--", python, "-c", PROGRAM,
         ]);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().unwrap();
@@ -124,7 +123,7 @@ impl PagedProgram {
     }
 }
 
-impl Drop for PagedProgram {
+impl Drop for CheckedProgram {
     fn drop(&mut self) {
         // The pager and all that it runs.
         if self.child.try_wait().is_ok_and(|ended| ended.is_none()) {
@@ -134,30 +133,14 @@ impl Drop for PagedProgram {
     }
 }
 
-/// Whether this machine can page programs; says so if not.
-fn can_page() -> bool {
-    if !Path::new(PYTHON).is_file() {
-        skip_this(SkipReason::MissingTool("python3"));
-        return false;
-    }
-    let arguments =
-        ["far", "--limit", "16M", "--class", "none", "--from", "byway+unix:///?socket=/nowhere", "--", "true"];
-    let tried = Command::new(binary()).args(arguments).output().unwrap();
-    let said = String::from_utf8_lossy(&tried.stderr).into_owned();
-    let can = !said.contains("cannot be paged here");
-    if !can {
-        skip_this(SkipReason::Machine(said.trim()));
-    }
-    can
-}
-
 #[test]
 fn a_mirrored_program_outlives_one_lender_after_the_other() {
+    let Some(python) = python() else { return };
     if !can_page() {
         return;
     }
     let mut lenders = [(); 3].map(|()| Lender::start("1G"));
-    let mut job = PagedProgram::start(&lenders.each_ref(), "mirror=2");
+    let mut job = CheckedProgram::start(python, &lenders.each_ref(), "mirror=2");
     lenders[0].server.kill();
     job.check();
     job.hears("as many lenders as its class says again");
@@ -192,6 +175,7 @@ fn start_with_meminfo(unshare: &Path, file: &Path, lends: &str) -> Lender {
 
 #[test]
 fn a_lender_that_is_short_of_memory_gets_it_back_and_no_page_is_lost() {
+    let Some(python) = python() else { return };
     if !can_page() {
         return;
     }
@@ -206,7 +190,7 @@ fn a_lender_that_is_short_of_memory_gets_it_back_and_no_page_is_lost() {
     say(8 << 20);
     let short = start_with_meminfo(&unshare, &meminfo, "1G,guard=1G");
     let other = Lender::start("1G");
-    let mut job = PagedProgram::start(&[&short, &other], "none");
+    let mut job = CheckedProgram::start(python, &[&short, &other], "none");
     assert!(short.status().contains("67108864 of"), "{}", short.status());
     say(1);
     job.hears("a lender takes memory back");
@@ -219,11 +203,12 @@ fn a_lender_that_is_short_of_memory_gets_it_back_and_no_page_is_lost() {
 
 #[test]
 fn a_borrower_that_stands_still_loses_its_slabs_and_no_page_with_class_disk() {
+    let Some(python) = python() else { return };
     if !can_page() {
         return;
     }
     let lender = Lender::start("1G");
-    let mut job = PagedProgram::start(&[&lender], "disk");
+    let mut job = CheckedProgram::start(python, &[&lender], "disk");
     assert!(!lender.status().contains("memory: 0 of"), "{}", lender.status());
     job.signal(Signal::STOP);
     until(Instant::now() + LIMIT, "the slabs' end", || lender.status().contains("memory: 0 of").then_some(()));
