@@ -4,6 +4,7 @@
 //! one. A failure names its seed.
 
 use std::fmt::Debug;
+use std::panic::{UnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -12,6 +13,36 @@ const SEEDS: u64 = 1000;
 
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok()?.parse().ok()
+}
+
+/// The rule that a run broke.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Broken(pub String);
+
+/// Ends a run under [`catch_broken`], which gives the reason. Prints nothing, unlike a panic of the code under test.
+pub fn broken(rule: String) -> ! {
+    resume_unwind(Box::new(Broken(rule)))
+}
+
+/// Breaks a rule unless `holds`: the run ends by [`seeds::broken`](crate::seeds::broken).
+#[macro_export]
+macro_rules! rule {
+    ($holds:expr, $($what:tt)*) => {
+        if !$holds {
+            $crate::seeds::broken(format!($($what)*));
+        }
+    };
+}
+
+/// Runs a simulation that may end by [`broken`].
+///
+/// # Errors
+/// The rule that it broke.
+///
+/// # Panics
+/// As the code under test does.
+pub fn catch_broken<R>(run: impl FnOnce() -> R + UnwindSafe) -> Result<R, Broken> {
+    catch_unwind(run).map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| resume_unwind(panic)))
 }
 
 /// SplitMix64 (Steele, Lea, Flood 2014): what decides in a simulated run.

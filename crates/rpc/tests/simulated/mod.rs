@@ -26,6 +26,7 @@ mod rules;
 use std::time::Duration;
 
 use byway_reactor::sim::{Crash, FaultPlan, LinkProfile, World};
+use byway_skip::seeds::catch_broken;
 
 use self::ledger::Ledger;
 pub use self::ledger::Report;
@@ -49,8 +50,7 @@ pub const CALLS_MIN: u64 = 30;
 /// # Panics
 /// As the code under test does.
 pub fn run(seed: u64) -> Result<Report, Broken> {
-    let outcome = std::panic::catch_unwind(|| Simulation::new(seed).run());
-    outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    catch_broken(|| Simulation::new(seed).run())
 }
 
 struct Simulation {

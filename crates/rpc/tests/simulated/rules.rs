@@ -1,29 +1,12 @@
-//! What a broken rule is; patterns of bytes; the ends of sessions.
+//! Patterns of bytes, and the rules on the ends of sessions.
 
 use byway_fabric::CloseReason;
 use byway_fabric::wire::RefuseCode;
+pub use byway_skip::rule;
+pub use byway_skip::seeds::{Broken, broken};
 
 /// Bytes of a word, each of which says which write it is from.
 pub const WORD: usize = 8;
-
-/// A rule that a run broke.
-#[derive(Debug)]
-pub struct Broken(pub String);
-
-/// Ends the run: [`super::run`] gives the reason. Quietly, unlike a panic of the code under test.
-pub fn broken(what: String) -> ! {
-    std::panic::resume_unwind(Box::new(Broken(what)))
-}
-
-/// Breaks a rule unless `holds`.
-macro_rules! rule {
-    ($holds:expr, $($what:tt)*) => {
-        if !$holds {
-            $crate::simulated::rules::broken(format!($($what)*));
-        }
-    };
-}
-pub(crate) use rule;
 
 /// The word at `index` of what is written under `tag` (48 bits).
 fn word(tag: u64, index: usize) -> u64 {

@@ -13,7 +13,7 @@ use std::collections::{HashMap, VecDeque};
 
 use byway_service::dsm::wire::Message;
 use byway_service::dsm::{JobEnd, Rank};
-pub use byway_skip::seeds::Chance;
+pub use byway_skip::seeds::{Broken, Chance};
 
 use self::history::Event;
 use self::programs::Op;
@@ -23,10 +23,6 @@ use self::rank::{Input, SimulatedRank};
 pub const PAGE_WORDS: usize = 2;
 /// Steps of a run; one that takes more never ends.
 const STEPS_MAX: usize = 400_000;
-
-/// The rule that a run has broken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken(pub String);
 
 /// What a job does: the threads of each rank, and when a rank is killed, if one is.
 pub struct SimulatedJob {

@@ -18,8 +18,9 @@ use byway_service::memory::pager::{
 use byway_service::memory::pool::{Class, Told};
 use byway_service::memory::wire::{PROTOCOL, VERSIONS};
 use byway_service::memory::{LenderAt, PoolClient, Spill};
+use byway_skip::rule;
 
-use super::{Chance, lenders, rule};
+use super::{Chance, lenders};
 
 /// Pages of the program, and how many of them may be here. The pager aims for 128 fewer.
 pub const PAGES: u64 = 300;

@@ -19,7 +19,9 @@ use std::time::Duration;
 use byway_reactor::sim::{Crash, LinkProfile, World};
 use byway_service::limits::{GUARD_LOOK, LEASE_KEEP_ALIVE, RENEW_EVERY};
 use byway_service::memory::pool::{Class, PoolCounters};
-pub use byway_skip::seeds::Chance;
+use byway_skip::rule;
+use byway_skip::seeds::catch_broken;
+pub use byway_skip::seeds::{Broken, Chance};
 
 use self::borrower::{Borrower, PAGES};
 use self::lenders::SimulatedLender;
@@ -28,25 +30,6 @@ const LENDERS: usize = 3;
 const ROUNDS: usize = 40;
 /// Once the faults have stopped, all is copied within this time: a lender is back after 1 s.
 const SETTLED_MAX: Duration = Duration::from_secs(60);
-
-/// A rule that a run broke.
-#[derive(Debug)]
-pub struct Broken(pub String);
-
-/// Ends the run: [`run`] gives the reason. Quietly, unlike a panic of the code under test.
-pub fn broken(what: String) -> ! {
-    std::panic::resume_unwind(Box::new(Broken(what)))
-}
-
-/// Breaks a rule unless `holds`.
-macro_rules! rule {
-    ($holds:expr, $($what:tt)*) => {
-        if !$holds {
-            $crate::far_simulated::broken(format!($($what)*));
-        }
-    };
-}
-pub(crate) use rule;
 
 /// What happens in a run, and so what may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,8 +132,7 @@ struct Simulation {
 /// # Panics
 /// As the code under test does.
 pub fn run(seed: u64) -> Result<Report, Broken> {
-    let outcome = std::panic::catch_unwind(|| Simulation::new(seed).run());
-    outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    catch_broken(|| Simulation::new(seed).run())
 }
 
 impl Simulation {

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::time::Duration;
 
 use byway_reactor::Instant;
-pub use byway_skip::seeds::Chance;
+pub use byway_skip::seeds::{Broken, Chance};
 
 use self::agent::Agent;
 use self::server::Server;
@@ -25,10 +25,6 @@ pub const NAMES: u8 = 3;
 /// Steps of a run, and of its end, when nothing new begins and nobody is cut off.
 const STEPS: usize = 4000;
 const CALM_STEPS: usize = 30_000;
-
-/// The rule that a run has broken.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Broken(pub String);
 
 /// What has a value that changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

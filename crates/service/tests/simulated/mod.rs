@@ -32,6 +32,7 @@ use byway_reactor::sim::{Crash, FaultPlan, LinkProfile, SimFile, World};
 use byway_reactor::{Address, FileOptions, Frame, OpenFile, Reactor, Wait};
 use byway_service::block::client::{Volume as Client, VolumeOptions};
 use byway_service::block::{ENGINE_CLASS, Engine, Store, Volume, VolumeId, VolumeOptions as Served};
+use byway_skip::seeds::catch_broken;
 use native_server::Server;
 
 pub use self::rules::Broken;
@@ -120,8 +121,7 @@ impl Report {
 /// # Panics
 /// As the code under test does.
 pub fn run(seed: u64) -> Result<Report, Broken> {
-    let outcome = std::panic::catch_unwind(|| Simulation::new(seed).run());
-    outcome.map_err(|payload| *payload.downcast::<Broken>().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    catch_broken(|| Simulation::new(seed).run())
 }
 
 struct SimulatedServer {

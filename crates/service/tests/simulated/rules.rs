@@ -1,18 +1,10 @@
-//! What a broken rule is, and the rules on single sectors and on the ends of sessions.
+//! Rules on single sectors and on the ends of sessions.
 
 use byway_fabric::CloseReason;
 use byway_fabric::wire::RefuseCode;
+pub use byway_skip::seeds::{Broken, broken};
 
 pub const SECTOR: usize = 512;
-
-/// A rule that a run broke.
-#[derive(Debug)]
-pub struct Broken(pub String);
-
-/// Ends the run: [`super::run`] gives the reason. Quietly, unlike a panic of the code under test.
-pub fn broken(what: String) -> ! {
-    std::panic::resume_unwind(Box::new(Broken(what)))
-}
 
 /// Fills sectors so that each says who wrote it, and that it is whole.
 pub fn fill(bytes: &mut [u8], client: usize, request: u64, first_sector: usize) {
