@@ -106,20 +106,9 @@ fn run_fetch(session: &mut Session) -> Result<Measured, RunError> {
         }
     }
     let payload = || Axis { label: "payload", unit: "bytes", scale: Scale::Bytes };
-    let latency = Plot {
-        name: LATENCY,
-        title: "Latency of one fetch from remote memory, p50".to_owned(),
-        x: payload(),
-        y: Axis { label: "latency", unit: "us", scale: Scale::Linear },
-        series: latency.series(),
-    };
-    let stream = Plot {
-        name: STREAM,
-        title: "Bandwidth of streams of 8 KiB payloads".to_owned(),
-        x: Axis { label: "outstanding", unit: "", scale: Scale::Powers },
-        y: Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Linear },
-        series: stream.series(),
-    };
+    let latency = latency_plot(LATENCY, "Latency of one fetch from remote memory, p50", payload(), latency);
+    let outstanding = Axis { label: "outstanding", unit: "", scale: Scale::Powers };
+    let stream = bandwidth_plot(STREAM, "Bandwidth of streams of 8 KiB payloads", outstanding, stream);
     let setup =
         "One event loop on each side; byway's own wire, a session of which has two connections for payloads, the plain stream one; \
          waiting is adaptive (a short spin, then sleep)."
@@ -226,22 +215,20 @@ fn run_cut_through(session: &mut Session) -> Result<Measured, RunError> {
         }
     }
     let size = || Axis { label: "request", unit: "bytes", scale: Scale::Bytes };
-    let idle = Plot {
-        name: IDLE,
-        title: "Latency of one read from disk, p50".to_owned(),
-        x: size(),
-        y: Axis { label: "latency", unit: "us", scale: Scale::Linear },
-        series: idle.series(),
-    };
-    let loaded = Plot {
-        name: LOADED,
-        title: "Bandwidth of reads from disk, 8 outstanding".to_owned(),
-        x: size(),
-        y: Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Linear },
-        series: loaded.series(),
-    };
+    let idle = latency_plot(IDLE, "Latency of one read from disk, p50", size(), idle);
+    let loaded = bandwidth_plot(LOADED, "Bandwidth of reads from disk, 8 outstanding", size(), loaded);
     let setup = format!("O_DIRECT, byway's own wire, TCP over loopback; {rounds} rounds.");
     Ok(Measured { setup: vec![setup], plots: vec![idle, loaded] })
+}
+
+fn latency_plot(name: &'static str, title: &str, x: Axis, latencies: Gathered) -> Plot {
+    let y = Axis { label: "latency", unit: "us", scale: Scale::Linear };
+    Plot { name, title: title.to_owned(), x, y, series: latencies.series() }
+}
+
+fn bandwidth_plot(name: &'static str, title: &str, x: Axis, bandwidths: Gathered) -> Plot {
+    let y = Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Linear };
+    Plot { name, title: title.to_owned(), x, y, series: bandwidths.series() }
 }
 
 fn judge_cut_through(data: &Data<'_>) -> Result<Vec<Check>, Missing> {
