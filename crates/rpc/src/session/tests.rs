@@ -69,8 +69,8 @@ struct Lanes {
     bulk: VecDeque<Packet>,
 }
 
-/// A session between two nodes, by the slot that each of them has given it.
-struct Link {
+/// The two ends of a session, by the slot that each node has given it.
+struct SessionPair {
     ends: [(usize, SessionId); 2],
     /// By the receiving end.
     lanes: [Lanes; 2],
@@ -83,7 +83,7 @@ struct World {
     nodes: Vec<Calls<Number>>,
     /// The sessions of each node that have not ended: names are used again, as in a table.
     names: Vec<Slots<(), SessionKind>>,
-    links: Vec<Link>,
+    pairs: Vec<SessionPair>,
     lives: HashMap<Number, Life>,
     owing: Vec<Owing>,
     notices: Vec<(usize, SessionId)>,
@@ -100,7 +100,7 @@ impl World {
             now: Instant::from_nanos(1),
             nodes,
             names: (0..NODES).map(|_| Slots::default()).collect(),
-            links: Vec::new(),
+            pairs: Vec::new(),
             lives: HashMap::new(),
             owing: Vec::new(),
             notices: Vec::new(),
@@ -130,20 +130,20 @@ impl World {
             *end = (node, self.names[node].insert(()));
             self.nodes[node].up(end.1, nonce, begins);
         }
-        self.links.push(Link { ends, lanes: Default::default(), down: [false; 2] });
+        self.pairs.push(SessionPair { ends, lanes: Default::default(), down: [false; 2] });
         self.send_outboxes();
     }
 
     fn send(&mut self, node: usize, session: SessionId, header: Header, payload: Vec<u8>, bulk: bool) {
-        let place = self.links.iter().position(|link| link.ends.contains(&(node, session)));
-        let Some(link) = place.map(|place| &mut self.links[place]) else { return };
-        let sender = usize::from(link.ends[0] != (node, session));
-        if link.down[sender] {
+        let place = self.pairs.iter().position(|pair| pair.ends.contains(&(node, session)));
+        let Some(pair) = place.map(|place| &mut self.pairs[place]) else { return };
+        let sender = usize::from(pair.ends[0] != (node, session));
+        if pair.down[sender] {
             return;
         }
         let mut header = header;
         header.payload_len.set(payload.len() as u32);
-        let lanes = &mut link.lanes[1 - sender];
+        let lanes = &mut pair.lanes[1 - sender];
         let lane = if bulk { &mut lanes.bulk } else { &mut lanes.control };
         lane.push_back(Packet { header, payload });
     }
@@ -157,9 +157,10 @@ impl World {
     }
 
     fn sessions_of(&self, node: usize) -> Vec<SessionId> {
-        let of =
-            |link: &Link| (0..2).find(|end| link.ends[*end].0 == node && !link.down[*end]).map(|end| link.ends[end].1);
-        self.links.iter().filter_map(of).collect()
+        let of = |pair: &SessionPair| {
+            (0..2).find(|end| pair.ends[*end].0 == node && !pair.down[*end]).map(|end| pair.ends[end].1)
+        };
+        self.pairs.iter().filter_map(of).collect()
     }
 
     fn pick_session(&mut self, node: usize) -> Option<SessionId> {
@@ -183,7 +184,7 @@ impl World {
             97 => self.cut()?,
             _ => {
                 let other = self.below(NODES);
-                if other != node && self.links.len() < 20 {
+                if other != node && self.pairs.len() < 20 {
                     self.connect(node, other);
                 }
             }
@@ -214,18 +215,18 @@ impl World {
     }
 
     fn deliver_one(&mut self) -> Checked {
-        let full: Vec<_> = (0..self.links.len())
-            .flat_map(|link| (0..4).map(move |lane| (link, lane / 2, lane % 2 == 1)))
-            .filter(|(link, end, bulk)| {
-                let lanes = &self.links[*link].lanes[*end];
+        let full: Vec<_> = (0..self.pairs.len())
+            .flat_map(|pair| (0..4).map(move |lane| (pair, lane / 2, lane % 2 == 1)))
+            .filter(|(pair, end, bulk)| {
+                let lanes = &self.pairs[*pair].lanes[*end];
                 !if *bulk { &lanes.bulk } else { &lanes.control }.is_empty()
             })
             .collect();
-        let Some(&(link, end, bulk)) = full.get(self.below(full.len())) else { return Ok(()) };
-        let lanes = &mut self.links[link].lanes[end];
+        let Some(&(pair, end, bulk)) = full.get(self.below(full.len())) else { return Ok(()) };
+        let lanes = &mut self.pairs[pair].lanes[end];
         let packet = if bulk { lanes.bulk.pop_front() } else { lanes.control.pop_front() };
-        let (Some(packet), (node, session)) = (packet, self.links[link].ends[end]) else { return Ok(()) };
-        if self.links[link].down[end] {
+        let (Some(packet), (node, session)) = (packet, self.pairs[pair].ends[end]) else { return Ok(()) };
+        if self.pairs[pair].down[end] {
             return Ok(());
         }
         let kind = Kind::from_number(packet.header.kind).ok_or("a kind")?;
@@ -378,8 +379,10 @@ impl World {
     /// A node that was not asked answers a call of its peer's.
     fn forge(&mut self, node: usize) {
         let Some(session) = self.pick_session(node) else { return };
-        let Some(link) = self.links.iter().find(|link| link.ends.contains(&(node, session))) else { return };
-        let victim = link.ends[usize::from(link.ends[0] == (node, session))].0;
+        let Some(pair) = self.pairs.iter().find(|pair| pair.ends.contains(&(node, session))) else {
+            return;
+        };
+        let victim = pair.ends[usize::from(pair.ends[0] == (node, session))].0;
         let mut of_victim: Vec<_> =
             self.lives.iter().filter(|(_, life)| life.caller == victim && life.ended.is_empty()).collect();
         of_victim.sort_unstable_by_key(|(number, _)| number.0);
@@ -398,29 +401,29 @@ impl World {
 
     /// A session breaks: one end notices, the other after what it still gets.
     fn cut(&mut self) -> Checked {
-        if self.links.is_empty() {
+        if self.pairs.is_empty() {
             return Ok(());
         }
-        let place = self.below(self.links.len());
+        let place = self.below(self.pairs.len());
         let end = self.below(2);
         self.take_down(place, end)?;
-        let second_is_told = self.links[place].down[1 - end] || self.below(2) == 0;
+        let second_is_told = self.pairs[place].down[1 - end] || self.below(2) == 0;
         if second_is_told {
             self.take_down(place, 1 - end)?;
         }
-        if self.links[place].down == [true; 2] {
-            self.links.swap_remove(place);
+        if self.pairs[place].down == [true; 2] {
+            self.pairs.swap_remove(place);
         }
         Ok(())
     }
 
     fn take_down(&mut self, place: usize, end: usize) -> Checked {
-        if std::mem::replace(&mut self.links[place].down[end], true) {
+        if std::mem::replace(&mut self.pairs[place].down[end], true) {
             return Ok(());
         }
-        let (node, session) = self.links[place].ends[end];
+        let (node, session) = self.pairs[place].ends[end];
         let (keep_control, keep_bulk) = (self.below(4), self.below(4));
-        let lanes = &mut self.links[place].lanes;
+        let lanes = &mut self.pairs[place].lanes;
         lanes[end] = Lanes::default();
         lanes[1 - end].control.truncate(keep_control);
         lanes[1 - end].bulk.truncate(keep_bulk);
@@ -438,18 +441,18 @@ impl World {
     /// Lets everything end, and looks at what must hold then.
     fn settle(&mut self) -> Checked {
         for _ in 0..20_000 {
-            for place in (0..self.links.len()).rev() {
-                if self.links[place].down == [true, false] || self.links[place].down == [false, true] {
-                    let end = usize::from(self.links[place].down[0]);
-                    if self.links[place].lanes[end].control.is_empty() && self.links[place].lanes[end].bulk.is_empty() {
+            for place in (0..self.pairs.len()).rev() {
+                if self.pairs[place].down == [true, false] || self.pairs[place].down == [false, true] {
+                    let end = usize::from(self.pairs[place].down[0]);
+                    if self.pairs[place].lanes[end].control.is_empty() && self.pairs[place].lanes[end].bulk.is_empty() {
                         self.take_down(place, end)?;
-                        self.links.swap_remove(place);
+                        self.pairs.swap_remove(place);
                     }
                 }
             }
             self.send_outboxes();
             let idle = |lanes: &Lanes| lanes.control.is_empty() && lanes.bulk.is_empty();
-            let quiet = self.links.iter().all(|link| link.lanes.iter().all(idle));
+            let quiet = self.pairs.iter().all(|pair| pair.lanes.iter().all(idle));
             if !quiet || !self.notices.is_empty() {
                 self.take_notice();
                 self.deliver_one()?;

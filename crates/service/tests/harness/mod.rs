@@ -2,9 +2,9 @@
 
 #![allow(dead_code, reason = "each test uses a part of it")]
 
-pub mod link;
 #[path = "../native_server/mod.rs"]
 mod native_server;
+pub mod rdma_connection;
 pub mod session;
 pub mod stream;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use byway_reactor::{Address, FramePool, Gather, IoChoice, Op, Outcome, Reactor, Scatter, Socket, Token, Wait};
 
-use super::link::Link;
+use super::rdma_connection::RdmaConnection;
 
 /// A connection over RDMA has 360 KiB of it, and connections have half.
 const POOL_BYTES: usize = 1 << 20;
@@ -23,14 +23,14 @@ pub struct Stream {
 enum Way {
     Socket(Socket),
     /// Each write is a message.
-    Link(Box<Link>),
+    Rdma(Box<RdmaConnection>),
 }
 
 impl Stream {
     pub fn connect(to: &Address) -> Result<Self> {
         let mut stream = Self { way: None, reactor: Reactor::open(IoChoice::Epoll, POOL_BYTES)? };
         stream.way = Some(if let Address::Rdma(to) = to {
-            Way::Link(Box::new(Link::connect(&mut stream.reactor, *to)?))
+            Way::Rdma(Box::new(RdmaConnection::connect(&mut stream.reactor, *to)?))
         } else {
             let Outcome::Connected(connected) = stream.run(Op::Connect { to: to.clone() })? else { unreachable!() };
             Way::Socket(connected?)
@@ -45,8 +45,8 @@ impl Stream {
 
     /// A connection over RDMA sends what it may send now; the kernel does so by itself for sockets.
     pub fn turn(&mut self) {
-        if let Some(Way::Link(link)) = &mut self.way {
-            link.turn(&mut self.reactor, Wait::Poll).unwrap();
+        if let Some(Way::Rdma(connection)) = &mut self.way {
+            connection.turn(&mut self.reactor, Wait::Poll).unwrap();
         }
     }
 
@@ -73,8 +73,8 @@ impl Stream {
 
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        if let Some(Way::Link(link)) = &mut self.way {
-            return link.read(&mut self.reactor, bytes);
+        if let Some(Way::Rdma(connection)) = &mut self.way {
+            return connection.read(&mut self.reactor, bytes);
         }
         let len = bytes.len().min(256 << 10);
         let frame = self.reactor.frames().alloc(len.max(1)).expect("nothing else is lent");
@@ -88,8 +88,8 @@ impl Read for Stream {
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> Result<usize> {
-        if let Some(Way::Link(link)) = &mut self.way {
-            return link.write(&mut self.reactor, bytes);
+        if let Some(Way::Rdma(connection)) = &mut self.way {
+            return connection.write(&mut self.reactor, bytes);
         }
         let mut gather = Gather::new();
         gather.push_head(bytes);

@@ -6,7 +6,7 @@ use byway_fabric::node::{Descriptor, Memory, Node, Rights, Session, SubmitError,
 use rustix::io::Errno;
 
 use super::super::wire::CallError;
-use super::link::Failure;
+use super::connection::Failure;
 use crate::limits::{FILE_BUFFERS_MAX, FILE_TRANSFER_MAX};
 
 /// One of them.

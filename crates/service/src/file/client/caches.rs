@@ -14,8 +14,8 @@ use byway_rpc::node::{Call, Reply};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{Arguments, Attributes, CallError, FLAG_ALL, GrantedLeases, Lease, Method, PROTOCOL};
+use super::connection::Live;
 use super::leases::{CachedEntry, Leases, Ticket};
-use super::link::Live;
 use super::table::ROOT;
 use super::{Ask, Caller, Client, Found, NONE};
 use crate::limits::{BUSY_PAUSE_MAX, FILE_LEASE_RENEWAL};
@@ -225,7 +225,7 @@ impl Client {
             payload: returned.as_bytes(),
             ..Call::default()
         };
-        match self.link.rpc.call(live.session, &call, Deadline::NEVER) {
+        match self.connection.rpc.call(live.session, &call, Deadline::NEVER) {
             Ok(op) => Some((live, op)),
             Err(SubmitError::Busy) => None,
             Err(_) => {
@@ -239,12 +239,12 @@ impl Client {
     pub(super) fn return_leases(&self) {
         let has_leases = self.caches.state().leases.has_leases();
         self.caches.begin_session(0);
-        if let Some(live) = self.link.now().filter(|_| has_leases) {
+        if let Some(live) = self.connection.now().filter(|_| has_leases) {
             let arguments = Arguments { flags: FLAG_ALL.into(), ..NONE };
             let (protocol, method) = (PROTOCOL, Method::Recalls as u16);
             let call = Call { protocol, method, arguments: arguments.as_bytes(), ..Call::default() };
             let deadline = Deadline::after(RETURN_TIME_MAX);
-            let _ = self.link.rpc.call(live.session, &call, deadline).map(|op| op.wait(Deadline::NEVER));
+            let _ = self.connection.rpc.call(live.session, &call, deadline).map(|op| op.wait(Deadline::NEVER));
         }
     }
 
@@ -262,7 +262,7 @@ fn serve_recalls(client: &Weak<Client>) {
     let (mut returned, mut session) = (Vec::new(), 0);
     loop {
         let Some(this) = client.upgrade() else { return };
-        if this.link.is_closed() {
+        if this.connection.is_closed() {
             return;
         }
         let begun = this.wait_for_recalls(&mut returned, &mut session);

@@ -11,7 +11,7 @@ use super::super::wire::{
     Attributes, CallError, Entry, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
     read_directory,
 };
-use super::link::{Failure, Live};
+use super::connection::{Failure, Live};
 use super::table::{Opened, Remote};
 use super::{Ask, Caller, Client, Found, entry_of, handle_of, number_of};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_TRANSFER_MAX};
@@ -257,7 +257,7 @@ impl Client {
     pub fn close_handle(&self, handle: u64) {
         self.openers.closed(handle);
         let Some(remote) = self.table().close(handle) else { return };
-        let told = self.link.now().ok_or(Failure::NotSent).and_then(|live| {
+        let told = self.connection.now().ok_or(Failure::NotSent).and_then(|live| {
             let told = self.close_remote(live, remote);
             if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
                 self.lose(live.number);
@@ -277,7 +277,7 @@ impl Client {
             if remote.epoch != live.epoch {
                 return Ok(());
             }
-            match self.link.call_on(live.session, Method::Close, &arguments, &[], None) {
+            match self.connection.call_on(live.session, Method::Close, &arguments, &[], None) {
                 Err(Failure::Call(CallError::Busy)) if since.elapsed() < FILE_CALL_TIME_MAX => {
                     std::thread::park_timeout(pause);
                     pause = (pause * 2).min(BUSY_PAUSE_MAX);
@@ -394,11 +394,11 @@ impl Client {
         let changing = self.changing(method, ask);
         let called = self.repeat(method, ask.repeatable, |live, slot| {
             let (arguments, payload) = self.arguments(live, ask, slot)?;
-            let buffer = self.link.buffer(live)?;
+            let buffer = self.connection.buffer(live)?;
             buffer.write(data).map_err(|_| Failure::NotSent)?;
-            let reply = self.link.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
+            let reply = self.connection.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
             let taken = take(&buffer, &reply);
-            self.link.buffers.give_back(buffer);
+            self.connection.buffers.give_back(buffer);
             taken.map_err(|errno| Failure::Call(errno.into()))
         });
         changing.ended(&called);

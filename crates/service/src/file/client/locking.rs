@@ -8,8 +8,8 @@ use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 
 use super::super::wire::{CallError, FLAG_CANCEL, FLAG_RECLAIM, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, LockResult, Method};
+use super::connection::{Failure, Live};
 use super::held_locks::HeldLock;
-use super::link::{Failure, Live};
 use super::{Ask, Caller, Client, ROOT};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX};
 
@@ -110,7 +110,7 @@ impl Client {
         self.repeat(Method::Lock, true, |live, slot| {
             let (mut arguments, payload) = self.arguments(live, ask, slot)?;
             arguments.second = u64::from(pid).into();
-            self.link.call_on(live.session, Method::Lock, &arguments, &payload, None)
+            self.connection.call_on(live.session, Method::Lock, &arguments, &payload, None)
         })
     }
 
@@ -182,7 +182,7 @@ impl Client {
                     mode: mode.into(),
                     ..super::NONE
                 };
-                self.link.call_on(live.session, Method::Lock, &arguments, &[], None)
+                self.connection.call_on(live.session, Method::Lock, &arguments, &[], None)
             });
             match asked {
                 Ok(_) => return Ok(true),

@@ -9,10 +9,10 @@
 
 mod buffers;
 mod caches;
+mod connection;
 mod files;
 mod held_locks;
 pub mod leases;
-mod link;
 mod list;
 mod locking;
 mod opener;
@@ -32,8 +32,8 @@ use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 use self::caches::Caches;
+use self::connection::{Failure, Live, Server, ServerConnection};
 pub use self::files::Listed;
-use self::link::{Failure, Link, Live, Server};
 pub use self::list::{ListedShare, list};
 pub use self::locking::{LockKind, LockRange, Locked};
 use self::opener::{Opener, Openers};
@@ -137,7 +137,7 @@ pub struct Found {
 
 /// See the module.
 pub struct Client {
-    link: Link,
+    connection: ServerConnection,
     table: Mutex<Table>,
     forgotten: Mutex<Vec<(u64, Forgotten)>>,
     /// What was closed while the server was away.
@@ -174,9 +174,10 @@ impl Client {
     /// See [`ClientError`].
     pub fn connect(options: ClientOptions) -> Result<Self, ClientError> {
         let ClientOptions { address, tls, share, lost_after } = options;
-        let link = Link::new(Server { address, tls, share }, lost_after).map_err(ClientError::Node)?;
+        let connection =
+            ServerConnection::new(Server { address, tls, share }, lost_after).map_err(ClientError::Node)?;
         let client = Self {
-            link,
+            connection,
             table: Mutex::default(),
             forgotten: Mutex::default(),
             unclosed: Mutex::default(),
@@ -184,24 +185,24 @@ impl Client {
             slots: SlotPool::default(),
             caches: Caches::default(),
         };
-        client.link.open(&mut |live, root| client.attached(live, root))?;
+        client.connection.open(&mut |live, root| client.attached(live, root))?;
         Ok(client)
     }
 
     /// Ends the session; calls fail from now on.
     pub fn close(&self) {
         self.return_leases();
-        self.link.close();
+        self.connection.close();
     }
 
     /// Whether the server refuses changes; `None` while it is away.
     pub fn is_read_only(&self) -> Option<bool> {
-        Some(self.link.now()?.read_only)
+        Some(self.connection.now()?.read_only)
     }
 
     /// Whether the groups of a [`Caller`] count at the server.
     pub fn wants_groups(&self) -> bool {
-        self.link.now().is_some_and(|live| live.trusts)
+        self.connection.now().is_some_and(|live| live.trusts)
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -234,11 +235,11 @@ impl Client {
     fn lose(&self, number: u64) {
         // Before there is another: the server gives leases of the old one to others then.
         self.caches.end_session(number);
-        self.link.lose(number);
+        self.connection.lose(number);
     }
 
     fn live(&self) -> Result<Live, Failure> {
-        self.link.live(&mut |live, root| self.attached(live, root))
+        self.connection.live(&mut |live, root| self.attached(live, root))
     }
 
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
@@ -315,12 +316,12 @@ impl Client {
             }
             if !repeatable {
                 // The end of the session is noticed now rather than by the loss of the call.
-                let _ = self.link.rpc.node().turn();
+                let _ = self.connection.rpc.node().turn();
             }
             let asked = caches::now();
             let called = call(live, slot);
             if matches!(called, Ok(_) | Err(Failure::Call(_))) {
-                self.link.heard(asked);
+                self.connection.heard(asked);
             }
             match called {
                 Ok(answer) => {
@@ -354,7 +355,7 @@ impl Client {
 
     fn ask_once(&self, live: Live, method: Method, ask: &Ask<'_>, slot: Option<SlotUse>) -> Result<Reply, Failure> {
         let (arguments, payload) = self.arguments(live, ask, slot)?;
-        self.link.call_on(live.session, method, &arguments, &payload, None)
+        self.connection.call_on(live.session, method, &arguments, &payload, None)
     }
 
     /// Puts in what the server of a session calls nodes and open files.
@@ -415,7 +416,7 @@ impl Client {
         let parent = self.remote_node(live, caller, parent, depth + 1)?;
         let arguments = Arguments { node: U64::new(parent), name_len: U16::new(name.len() as u16), ..for_user(caller) };
         let payload = [name, groups_of(caller)].concat();
-        let reply = self.link.call_on(live.session, Method::LookUp, &arguments, &payload, None);
+        let reply = self.connection.call_on(live.session, Method::LookUp, &arguments, &payload, None);
         let reply = reply.map_err(|failure| match failure {
             // It was removed while the server was away.
             Failure::Call(CallError::Errno(Errno::NOENT)) => Failure::Call(CallError::Stale),
@@ -445,14 +446,14 @@ impl Client {
         // What made it, or emptied it, was done.
         let done = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::TRUNC;
         let arguments = Arguments { node: U64::new(node), flags: U32::new(flags & !done.bits()), ..for_user(caller) };
-        let reply = self.link.call_on(live.session, method, &arguments, &groups_of(caller), None)?;
+        let reply = self.connection.call_on(live.session, method, &arguments, &groups_of(caller), None)?;
         let name = handle_of(&reply).map_err(|error| Failure::Call(error.into()))?;
         let opened = Remote { epoch: live.epoch, name };
         let used = self.table().opened_again(number, opened);
         if used != Some(opened) {
             // Another thread opened it first, or it was closed meanwhile.
             let arguments = Arguments { node: U64::new(name), ..NONE };
-            self.link.call_on(live.session, Method::Close, &arguments, &[], None)?;
+            self.connection.call_on(live.session, Method::Close, &arguments, &[], None)?;
         }
         // One of a later session is none of this one's.
         let used = used.ok_or(Failure::Call(CallError::Stale))?;
@@ -506,7 +507,7 @@ impl Client {
 impl Drop for Client {
     fn drop(&mut self) {
         self.return_leases();
-        self.link.close();
+        self.connection.close();
     }
 }
 

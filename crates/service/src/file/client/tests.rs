@@ -56,13 +56,13 @@ fn a_call_that_is_late_fails_alone() {
     std::thread::scope(|scope| {
         let server = scope.spawn(|| serve(&rpc, 1));
         let mut client = Client::connect(ClientOptions::new(at, "share")).unwrap();
-        client.link.times.long = Duration::from_millis(50);
+        client.connection.times.long = Duration::from_millis(50);
         let client = Arc::new(client);
         let handle = client.open_directory(ME, ROOT).unwrap();
-        let first = client.link.now().unwrap().epoch;
+        let first = client.connection.now().unwrap().epoch;
         assert_eq!(client.sync(ME, handle, false), Err(Errno::IO), "no answer in time");
         assert!(client.attributes(ME, ROOT, None).is_ok());
-        assert_eq!(client.link.now().unwrap().epoch, first, "in the same session");
+        assert_eq!(client.connection.now().unwrap().epoch, first, "in the same session");
         assert_eq!(client.sync(ME, handle, false), Ok(()));
         client.close_handle(handle);
         server.join().unwrap();
@@ -77,13 +77,15 @@ fn a_session_that_is_made_while_the_client_closes_is_closed() {
     rpc.node().listen(&at).unwrap();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| serve(&rpc, 0));
-        let link = Link::new(Server { address: at, tls: None, share: "share".to_owned() }, Duration::ZERO).unwrap();
-        let made = link.live(&mut |_, _| {
-            link.close();
+        let connection =
+            ServerConnection::new(Server { address: at, tls: None, share: "share".to_owned() }, Duration::ZERO)
+                .unwrap();
+        let made = connection.live(&mut |_, _| {
+            connection.close();
             Ok(true)
         });
         assert_eq!(made.err(), Some(Failure::Lost));
-        assert!(link.now().is_none(), "no session is left");
+        assert!(connection.now().is_none(), "no session is left");
         server.join().unwrap();
     });
 }

@@ -15,7 +15,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// How long a loop waits for something before it is looked whether it is enough.
 const LOOK: Duration = Duration::from_millis(20);
 
-pub struct Link {
+pub struct RdmaConnection {
     transport: Transport,
     connection: ConnectionId,
     is_up: bool,
@@ -26,14 +26,14 @@ pub struct Link {
     bytes: VecDeque<u8>,
 }
 
-impl Link {
+impl RdmaConnection {
     pub fn connect(reactor: &mut Reactor, to: SocketAddr) -> Result<Self> {
         let mut transport = Transport::new(Token::new(2, 0, 0, 0), Limits::default());
         let connection = transport.connect(reactor, to).map_err(Error::other)?;
         let (unread, bytes) = Default::default();
-        let mut link = Self { transport, connection, is_up: false, is_down: false, unread, bytes };
-        link.wait_for(reactor, |link| link.is_up || link.is_down)?;
-        if link.is_up { Ok(link) } else { Err(ErrorKind::ConnectionRefused.into()) }
+        let mut this = Self { transport, connection, is_up: false, is_down: false, unread, bytes };
+        this.wait_for(reactor, |this| this.is_up || this.is_down)?;
+        if this.is_up { Ok(this) } else { Err(ErrorKind::ConnectionRefused.into()) }
     }
 
     /// A header, and what is behind it.
@@ -52,7 +52,7 @@ impl Link {
 
     /// Bytes of messages, one after the other; none when the connection has ended.
     pub fn read(&mut self, reactor: &mut Reactor, into: &mut [u8]) -> Result<usize> {
-        self.wait_for(reactor, |link| link.is_down || !link.unread.is_empty() || !link.bytes.is_empty())?;
+        self.wait_for(reactor, |this| this.is_down || !this.unread.is_empty() || !this.bytes.is_empty())?;
         if self.bytes.is_empty()
             && let Some(received) = self.unread.pop_front()
         {
@@ -104,7 +104,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for RdmaConnection {
     fn drop(&mut self) {
         self.unread.drain(..).for_each(|received| self.transport.discard(received));
         self.transport.close(self.connection);

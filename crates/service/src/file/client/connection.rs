@@ -88,7 +88,7 @@ struct State {
     closed: bool,
 }
 
-pub(super) struct Link {
+pub(super) struct ServerConnection {
     server: Server,
     /// Names this client to the server in all its sessions.
     name: ClientName,
@@ -111,7 +111,7 @@ pub(super) struct Times {
     pub(super) long: Duration,
 }
 
-impl Link {
+impl ServerConnection {
     pub(super) fn new(server: Server, lost_after: Duration) -> std::io::Result<Self> {
         let options = NodeOptions { bulk_lanes: 2, ..NodeOptions::default() };
         let rpc = Rpc::open_for(&options, vec![CALLS_FILES])?;
