@@ -18,8 +18,8 @@ use crate::windows::{WindowError, WindowKey};
 use crate::wire::{Header, Kind, WindowAdvert};
 
 impl Fabric {
-    /// Tells the peer of a session that a window was opened for it, if it must be told: before anything that is sent
-    /// afterwards. It may then put or get whether or not a message names the window.
+    /// Tells the peer of a session, over wires where that is needed, that a window is open for it. The advert goes before all
+    /// later messages. The peer may then put or get, also if no message names the window.
     pub fn announce(&mut self, session: SessionId, window: WindowKey) {
         let (Some(grant), Some(rights)) = (self.exposed_grant(window), self.windows.exposed_rights(window)) else {
             return;
@@ -27,8 +27,8 @@ impl Fabric {
         self.tell_of_window(session, window, &WindowAdvert::opened(rights, 0, grant));
     }
 
-    /// Tells the peer of a session that a window is about to be closed, if it must be told. What it has under way there
-    /// ends its session, and so does what it begins before it has heard of this; later it is refused on its side.
+    /// Tells the peer of a session, over wires where that is needed, that a window is about to close. Its puts and gets in
+    /// flight there end the session, and so do those that it begins before it has this message; later ones fail at its end.
     pub fn withdraw(&mut self, session: SessionId, window: WindowKey) {
         if self.windows.exposed_rights(window).is_some() {
             self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::CLOSED));

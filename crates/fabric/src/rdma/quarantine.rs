@@ -10,19 +10,19 @@ use std::any::Any;
 
 use byway_reactor::Errno;
 
-/// What a call that ends something says.
+/// The result of a call that ends something on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// The device has let go.
+    /// The device no longer uses the memory.
     Ended,
-    /// The kernel has taken the device away, or does so just now.
+    /// The kernel has taken the device away, or is about to.
     TakenAway,
-    /// The device may go on touching the memory.
+    /// The device may still access the memory.
     Refused,
 }
 
 impl Ending {
-    /// Of the number that the verbs return, and of whether the device answers nothing at all.
+    /// Judges the number that the verbs returned, and whether the device still answers other calls.
     pub(super) fn of(status: i32, is_taken_away: impl FnOnce() -> bool) -> Self {
         match status {
             0 => Self::Ended,
@@ -32,7 +32,7 @@ impl Ending {
     }
 }
 
-/// Memory that is kept until no device can touch it any more.
+/// Memory that is kept until no device can access it.
 #[derive(Default)]
 pub(super) struct Quarantine {
     new: Vec<Box<dyn Any>>,

@@ -139,14 +139,14 @@ impl Transport {
             let is_awaited = state.finishing || ends_put;
             let quiet = if is_awaited { Report::Now } else { Report::WithNext };
             // Nobody may ask for long how an inline message ended: it is told as gone now.
-            let is_told =
+            let is_reported =
                 !is_awaited && matches!(&ready, Ready::Message(laid) if matches!(**laid, Laid::Inline { .. }));
             let times = if state.ready.is_empty() { state.times.take() } else { state.times };
             let what = if matches!(ready, Ready::Write(_)) {
                 state.posted_writes += 1;
                 What::Write(times)
             } else {
-                What::Send(times.filter(|_| !is_told))
+                What::Send(times.filter(|_| !is_reported))
             };
             let number = self.posted.insert(Posted { connection, bytes, what }).to_u64();
             let posted = match ready {
@@ -168,7 +168,7 @@ impl Transport {
                 self.posted.remove(Slot::from_u64(number));
                 return Err(cannot_post(error));
             }
-            if let Some(times) = times.filter(|_| is_told) {
+            if let Some(times) = times.filter(|_| is_reported) {
                 self.events.push_back(Event::Sent(connection, Some(times.went(bytes, self.clock))));
             }
         }

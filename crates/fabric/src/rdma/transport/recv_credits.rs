@@ -15,32 +15,32 @@
 //! arrived, together at most the room of the queue. A peer that loses receives on purpose can fill that room: then no
 //! further connections are accepted until all have ended, and existing ones keep their receives.
 //!
-//! No verbs in here: this is numbers, and tested as such.
+//! This module calls no verbs, so that its tests need no device.
 
 use std::collections::BTreeSet;
 
 use crate::limits::RDMA_RECEIVES;
 
-/// How many connections had ended when something happened.
+/// How many connections had ended at some moment.
 pub(super) type Epoch = u64;
 
 #[derive(Debug)]
 pub(super) struct RecvCredits {
-    /// How many the queue has room for.
+    /// Receives that the queue has room for.
     max: u32,
-    /// Promised to peers.
+    /// Receives that connections have reserved.
     reserved: u32,
     /// Those whose memory is out: posted, lost, or held while their message is handled.
     out: u32,
-    /// The number of the next that is posted.
+    /// The number of the next receive to be posted.
     next: u64,
-    /// Those that are at the device, as far as is known.
+    /// Numbers of the receives that were posted and have not completed.
     posted: BTreeSet<u64>,
     /// Connections that have ended.
     ended: Epoch,
-    /// As many of these have no doubts of their own any more.
+    /// How many of these have no doubt left.
     settled: Epoch,
-    /// How many they may have lost together.
+    /// Receives that those may have lost together.
     lost: u32,
 }
 
@@ -49,30 +49,30 @@ impl RecvCredits {
         Self { max, reserved: 0, out: 0, next: 0, posted: BTreeSet::new(), ended: 0, settled: 0, lost: 0 }
     }
 
-    /// Those that may be lost.
+    /// Receives that may be lost.
     pub(super) fn doubted(&self) -> u32 {
-        // One for each connection, of which each had receives of its own; and what is lost is out.
+        // At most one for each ended connection, and not more than are in use.
         let fresh = u32::try_from(self.ended - self.settled).unwrap_or(u32::MAX);
         self.lost.saturating_add(fresh).min(self.out)
     }
 
-    /// Those that are certainly there.
+    /// Receives that are certainly not lost.
     fn existing(&self) -> u32 {
         self.out - self.doubted()
     }
 
-    /// How many must be posted before one more connection can have its own; none if the queue has no room for them.
+    /// Receives to post before one more connection can be accepted. None if the queue has no room for them.
     pub(super) fn lacking(&self) -> Option<u32> {
         let lacking = (self.reserved + RDMA_RECEIVES).saturating_sub(self.existing());
         (self.reserved + RDMA_RECEIVES <= self.max && lacking <= self.max - self.out).then_some(lacking)
     }
 
-    /// One more connection has its own.
+    /// Reserves the receives of one more connection.
     pub(super) fn reserve(&mut self) {
         self.reserved += RDMA_RECEIVES;
     }
 
-    /// A connection that had its own is gone; says whether it was the last.
+    /// Gives back the receives of a connection that has ended. True if it was the last.
     pub(super) fn release(&mut self) -> bool {
         self.reserved -= RDMA_RECEIVES;
         self.reserved == 0
@@ -87,21 +87,21 @@ impl RecvCredits {
         number
     }
 
-    /// A receive is back at the pool: the device did not take it, or gave it up with the queue.
+    /// The memory of a receive is in the pool again: the device did not take it, or the queue has ended.
     pub(super) fn drop_posted(&mut self, number: u64) {
         if self.posted.remove(&number) {
             self.out -= 1;
         }
     }
 
-    /// The memory of a message is back: says whether it is needed, and is then to be posted again.
+    /// The memory of a message is free. True if it is needed and must be posted again.
     pub(super) fn take_back(&mut self) -> bool {
         let is_needed = self.existing() <= self.reserved;
         self.out -= 1;
         is_needed
     }
 
-    /// A receive has completed, for a message that was begun, if there was one, after `begun` connections had ended.
+    /// A receive has completed. Its message, if it has one, began after `begun` connections had ended.
     pub(super) fn complete(&mut self, number: u64, begun: Option<Epoch>) {
         self.posted.remove(&number);
         let Some(begun) = begun.filter(|begun| *begun > self.settled) else { return };
@@ -122,7 +122,7 @@ impl RecvCredits {
         self.ended
     }
 
-    /// The queue is given up, and all that it had has come back: nothing is lost any more.
+    /// The queue has ended and all of its memory is free: nothing is lost any more.
     pub(super) fn forget(&mut self) {
         (self.settled, self.lost) = (self.ended, 0);
     }
