@@ -161,7 +161,7 @@ impl InFlightIo {
         Some(Slice { start: slices[at].start, payload, last: self.left == 0 && self.error.is_none() })
     }
 
-    /// Whether all of it was told in slices.
+    /// Whether all of its bytes were sent in slices.
     pub(super) fn fully_streamed(&self) -> bool {
         matches!(&self.kind, IoKind::Read { slices, .. } if !slices.is_empty()) && self.error.is_none()
     }
