@@ -2,7 +2,7 @@
 //!
 //! The process never reads a mapping of a file that could be truncated. The kernel reads it during a send, and answers
 //! `EFAULT` (never a signal) where the file was cut off. A page that is not in memory would make the loop wait for a disk,
-//! so senders ask [`Mapping::resident`] first. Asking the kernel costs a system call; the answer is kept for about a second
+//! so senders ask [`FileMap::resident`] first. Asking the kernel costs a system call; the answer is kept for about a second
 //! per block of 64 pages. A page that leaves memory within that time costs one wait, never wrong data.
 
 use std::os::fd::{AsRawFd, BorrowedFd};

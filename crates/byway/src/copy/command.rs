@@ -349,7 +349,7 @@ fn state_folder() -> PathBuf {
 }
 
 /// A larger destination keeps its contents behind the copy; the note says so.
-fn note_larger(to: &Place, destination: &mut Opened, bytes: u64) {
+fn note_larger(to: &Location, destination: &mut Opened, bytes: u64) {
     let larger = destination.endpoint().bytes();
     if larger > bytes {
         output::note(format_args!("{to} is larger by {} bytes, which stay as they are", larger - bytes));

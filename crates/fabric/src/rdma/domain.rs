@@ -219,7 +219,7 @@ impl PoolRegion {
 #[derive(Debug)]
 pub enum Exposed {
     /// Not used elsewhere.
-    Own(Memory),
+    Own(Registrable),
     /// A frame that others keep as well: peers may read it.
     Shared(Rc<Frame>),
 }

@@ -2,9 +2,9 @@
 //! kernel only to wake a sleeping end.
 //!
 //! To its user such a stream is a [`Socket`] like any other. This module stands between the [`Reactor`](crate::Reactor) and
-//! its backend, performs the operations of sockets that have a [`Link`], and does the rest: greeting, wake-up bytes, and
-//! which links are polled. A loop that is busy finds new bytes by polling; before it sleeps, it asks the peers to wake it.
-//! So a thousand idle links cost nothing, and a busy one needs no system call.
+//! its backend, performs the operations of sockets that have a [`ShmStream`], and does the rest: greeting, wake-up bytes, and
+//! which streams are polled. A loop that is busy finds new bytes by polling; before it sleeps, it asks the peers to wake it.
+//! So a thousand idle streams cost nothing, and a busy one needs no system call.
 
 mod arena;
 mod connect;
