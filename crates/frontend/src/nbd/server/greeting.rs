@@ -156,17 +156,17 @@ impl Greeting {
         !self.sending && self.out.is_empty() && !self.secure.as_ref().is_some_and(|secure| secure.wants_send())
     }
 
+    /// Whether nothing is left to negotiate: the export is chosen, or the connection ends.
+    fn is_settled(&self) -> bool {
+        self.chosen.is_some() || self.draining.is_some() || self.closing.is_some()
+    }
+
     /// Does what can be done now. Gives the connection once the export is chosen.
     pub(super) fn advance(&mut self, context: &mut LoopContext<'_>, index: usize) -> Option<Connection> {
         if self.closing.is_some() {
             return None;
         }
-        while !self.receiving
-            && !self.sending
-            && self.draining.is_none()
-            && self.closing.is_none()
-            && self.chosen.is_none()
-        {
+        while !self.receiving && !self.sending && !self.is_settled() {
             if self.tls_granted && self.out.is_empty() {
                 self.begin_tls();
                 continue;
