@@ -30,7 +30,7 @@ use super::{FillError, Modes, Userfault};
 pub const PAGE_BYTES: usize = 4096;
 
 /// Moves of one command.
-pub const MOVES_MAX: usize = 32;
+pub const MOVES_MAX: usize = 64;
 
 /// Words of a message.
 pub const WORDS_MAX: usize = 2 * MOVES_MAX;
@@ -39,7 +39,7 @@ pub const WORDS_MAX: usize = 2 * MOVES_MAX;
 pub const SOCKET_VARIABLE: &str = "BYWAY_FAR_SOCKET";
 
 /// The first word of a [`Hello`], with the version of what is said here.
-const MAGIC: u64 = 0x0002_5241_4659_5742;
+const MAGIC: u64 = 0x0003_5241_4659_5742;
 
 /// What a program says first, with its userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -210,29 +210,19 @@ impl Helper {
     /// # Safety
     /// As for [`Helper::run`].
     unsafe fn move_out(&self, commands: &mut [[u64; 2]]) {
-        let scratch = |index: usize| self.scratch.start + index * PAGE_BYTES;
+        let frames = (self.frames.len() / PAGE_BYTES) as u64;
         let mut outcomes = [Outcome::Stays; MOVES_MAX];
-        for (index, ([page, frame], outcome)) in commands.iter().zip(&mut outcomes).enumerate() {
-            if *frame >= (self.frames.len() / PAGE_BYTES) as u64 {
-                continue;
+        let mut index = 0;
+        while let Some([page, frame]) = commands.get(index).copied() {
+            let follows =
+                |(at, [next, frame]): (u64, &[u64; 2])| *next == page + at * PAGE_BYTES as u64 && *frame < frames;
+            let run = (0..).zip(&commands[index..]).take_while(|command| follows(*command)).count();
+            let some = &mut outcomes[index..index + run.max(1)];
+            if frame < frames {
+                // SAFETY: as the caller promises.
+                unsafe { self.move_run(self.scratch_page(index), page as usize, some) };
             }
-            // A page of a mapping that came in place of the one that the pager knows is not to be moved. What is watched now cannot be
-            // unmapped before the move: the kernel refuses moves until the pager has read the message.
-            let page_range = *page as usize..*page as usize + PAGE_BYTES;
-            match self.userfault.write_protect(page_range, false, true) {
-                Ok(()) => {}
-                Err(FillError::NoMapping) => {
-                    *outcome = Outcome::Unwatched;
-                    continue;
-                }
-                Err(_) => continue,
-            }
-            // SAFETY: nothing relies on the scratch page, and who touches the page from now on waits for the pager.
-            *outcome = match unsafe { self.userfault.move_pages(scratch(index), *page as usize, PAGE_BYTES) } {
-                Ok(()) => Outcome::Out,
-                Err(partly) if partly.error == FillError::NoMapping => Outcome::Missing,
-                Err(_) => Outcome::Stays,
-            };
+            index += some.len();
         }
         // What is dropped here is to be no message for the pager, which reads none before it has our answer.
         self.userfault.unregister(self.scratch.clone());
@@ -241,7 +231,7 @@ impl Helper {
             if *outcome != Outcome::Out {
                 continue;
             }
-            let from = std::ptr::with_exposed_provenance::<u64>(scratch(index));
+            let from = std::ptr::with_exposed_provenance::<u64>(self.scratch_page(index));
             let to = std::ptr::with_exposed_provenance_mut::<u64>(to);
             let words = PAGE_BYTES / 8;
             // SAFETY: both lie in what the caller has promised, a page each, and do not overlap.
@@ -256,11 +246,54 @@ impl Helper {
         }
         let at = std::ptr::with_exposed_provenance_mut(self.scratch.start);
         // SAFETY: nothing refers to the scratch pages. Were one to stay, the next move there would say so.
-        let _ = unsafe { madvise(at, self.scratch.len(), Advice::LinuxDontNeed) };
+        let _ = unsafe { madvise(at, commands.len() * PAGE_BYTES, Advice::LinuxDontNeed) };
         // SAFETY: nothing touches the scratch pages but moves.
         let _ = unsafe { self.userfault.register(self.scratch.clone(), Modes::MISSING) };
         for (command, outcome) in commands.iter_mut().zip(outcomes) {
             *command = [command[1], outcome as u64];
+        }
+    }
+
+    const fn scratch_page(&self, index: usize) -> usize {
+        self.scratch.start + index * PAGE_BYTES
+    }
+
+    /// Moves pages that lie one behind the other: by one call, and those that it does not move one at a time, which tells why.
+    ///
+    /// # Safety
+    /// As for [`Helper::run`]; the scratch pages from `to` on are free.
+    unsafe fn move_run(&self, to: usize, from: usize, outcomes: &mut [Outcome]) {
+        let bytes = outcomes.len() * PAGE_BYTES;
+        let mut done = 0;
+        if outcomes.len() > 1 && self.userfault.write_protect(from..from + bytes, false, true).is_ok() {
+            // SAFETY: as below.
+            done = match unsafe { self.userfault.move_pages(to, from, bytes) } {
+                Ok(()) => bytes,
+                Err(partly) => partly.bytes,
+            };
+        }
+        for (index, outcome) in outcomes.iter_mut().enumerate() {
+            let at = index * PAGE_BYTES;
+            // SAFETY: as the caller promises.
+            *outcome = if at < done { Outcome::Out } else { unsafe { self.move_page(to + at, from + at) } };
+        }
+    }
+
+    /// # Safety
+    /// As for [`Helper::run`]; the scratch page `to` is free.
+    unsafe fn move_page(&self, to: usize, from: usize) -> Outcome {
+        // A page of a mapping that came in place of the one that the pager knows is not to be moved. What is watched now cannot be
+        // unmapped before the move: the kernel refuses moves until the pager has read the message.
+        match self.userfault.write_protect(from..from + PAGE_BYTES, false, true) {
+            Ok(()) => {}
+            Err(FillError::NoMapping) => return Outcome::Unwatched,
+            Err(_) => return Outcome::Stays,
+        }
+        // SAFETY: nothing relies on the scratch page, and who touches the page from now on waits for the pager.
+        match unsafe { self.userfault.move_pages(to, from, PAGE_BYTES) } {
+            Ok(()) => Outcome::Out,
+            Err(partly) if partly.error == FillError::NoMapping => Outcome::Missing,
+            Err(_) => Outcome::Stays,
         }
     }
 }
