@@ -157,6 +157,8 @@ pub enum Bug {
     PagerShortPutTaken,
     /// The pager fills a page that was lost with zeroes.
     PagerLostIsZeroes,
+    /// Pages that are got at once come into each other's frames.
+    PoolGetsMixedUp,
     /// A lender keeps the slabs of a borrower that does not renew them.
     LenderWaitsForEver,
     /// A node's message behind a put that is refused uses up its credit.
@@ -252,7 +254,7 @@ impl Bug {
     ];
 
     /// Those of far memory.
-    pub const MEMORY: [Self; 15] = [
+    pub const MEMORY: [Self; 16] = [
         Self::PoolNoOtherCopy,
         Self::PoolPutToOneCopy,
         Self::PoolChecksumIgnored,
@@ -267,6 +269,7 @@ impl Bug {
         Self::PoolTakeBackIgnored,
         Self::PagerShortPutTaken,
         Self::PagerLostIsZeroes,
+        Self::PoolGetsMixedUp,
         Self::LenderWaitsForEver,
     ];
 

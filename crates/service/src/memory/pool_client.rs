@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use byway_fabric::node::{
-    Address, Completed, Descriptor, Group, Memory, Node, Op, OpError, Outcome, Session, SubmitError,
+    Address, Completed, Descriptor, Group, Memory, Node, Op, OpError, Outcome, Segment, Session, SubmitError,
 };
 use byway_reactor::Instant;
+use byway_reactor::seeded::{self, Bug};
 use byway_rpc::node::{Call, Reply, Rpc};
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -22,10 +23,13 @@ const OPERATIONS_MAX: usize = 1 << 14;
 /// Pages that one put takes: a node takes 64 pieces of memory in one.
 const BATCH_PAGES_MAX: usize = 64;
 
+/// Pages that one get brings. All of them come when the last one is there, so a longer get would keep the first waiting.
+const GET_PAGES_MAX: usize = 16;
+
 /// The context of an operation whose end is not waited for.
 const UNAWAITED: u64 = u64::MAX;
 
-/// In the context of a put of several pages, with the number of their batch.
+/// In the context of a put or get of several pages, with the number of their batch.
 const BATCH: u64 = 1 << 32;
 
 /// A file of pages on the borrower's machine.
@@ -71,9 +75,18 @@ enum Kind {
     Connect(usize),
     Renew,
     Lease(usize),
-    /// Into that frame.
-    Get(u32),
 }
+
+/// Operations of the pool that are one of the node.
+#[derive(Debug)]
+enum Batch {
+    Puts(Vec<OpId>),
+    /// Each into that frame.
+    Gets(Vec<(OpId, u32)>),
+}
+
+/// Operation, frame, and page of the slab.
+type PageOp = (OpId, u32, u32);
 
 /// Pages at lenders and in a file: see [`Pool`].
 pub struct PoolClient {
@@ -84,10 +97,11 @@ pub struct PoolClient {
     slab_bytes: u64,
     lenders: Vec<Lender>,
     under_way: HashMap<OpId, Kind>,
-    /// Puts into each slab that have not begun: operation, frame, and page of the slab.
-    gathered: BTreeMap<Lease, Vec<(OpId, u32, u32)>>,
-    /// The puts of each batch.
-    batches: HashMap<u32, Vec<OpId>>,
+    /// Puts into each slab that have not begun.
+    gathered_puts: BTreeMap<Lease, Vec<PageOp>>,
+    /// Gets that have not begun, as they were asked for.
+    gathered_gets: Vec<(Lease, PageOp)>,
+    batches: HashMap<u32, Batch>,
     next_batch: u32,
     frames: Memory,
     spill: Option<Box<dyn Spill>>,
@@ -120,7 +134,8 @@ impl PoolClient {
             slab_bytes: u64::from(places) * PAGE_BYTES as u64,
             lenders: lenders.into_iter().map(|at| Lender { at, windows: HashMap::new() }).collect(),
             under_way: HashMap::new(),
-            gathered: BTreeMap::new(),
+            gathered_puts: BTreeMap::new(),
+            gathered_gets: Vec::new(),
             batches: HashMap::new(),
             next_batch: 0,
             frames,
@@ -154,9 +169,14 @@ impl PoolClient {
     /// The page in a frame.
     pub fn read_frame(&self, frame: u32) -> [u8; PAGE_BYTES] {
         let mut page = [0; PAGE_BYTES];
-        let read = self.frames.read(frame as usize * PAGE_BYTES, &mut page);
-        debug_assert!(read.is_ok(), "the frame is there");
+        self.read_frame_into(frame, &mut page);
         page
+    }
+
+    /// As [`PoolClient::read_frame`], to where it is needed.
+    pub fn read_frame_into(&self, frame: u32, page: &mut [u8; PAGE_BYTES]) {
+        let read = self.frames.read(frame as usize * PAGE_BYTES, page);
+        debug_assert!(read.is_ok(), "the frame is there");
     }
 
     /// See [`Pool::want_slab`].
@@ -177,7 +197,7 @@ impl PoolClient {
         self.act();
     }
 
-    /// See [`Pool::get`].
+    /// See [`Pool::get`]. It begins with the next [`PoolClient::flush`].
     pub fn get(&mut self, frame: u32, place: Place) {
         self.pool.get(frame, place);
         self.act();
@@ -205,8 +225,9 @@ impl PoolClient {
                 UNAWAITED => continue,
                 batch if batch & BATCH != 0 => {
                     let result = completion.result.map(drop).map_err(|error| failed(&error));
-                    let puts = self.batches.remove(&(batch as u32)).unwrap_or_default();
-                    self.puts_ended(puts, result);
+                    if let Some(batch) = self.batches.remove(&(batch as u32)) {
+                        self.batch_ended(batch, result);
+                    }
                 }
                 op => self.ended(OpId(op as u32), completion.result),
             }
@@ -256,10 +277,6 @@ impl PoolClient {
                     })
                 });
                 self.pool.leased(op, leased, now);
-            }
-            Kind::Get(frame) => {
-                let sum = result.map(|_| crc32c::crc32c(&self.read_frame(frame)));
-                self.pool.ended(op, sum, now);
             }
         }
     }
@@ -313,14 +330,9 @@ impl PoolClient {
                     }
                 }
                 Action::Put(op, frame, lease, page) => {
-                    self.gathered.entry(lease).or_default().push((op, frame, page));
+                    self.gathered_puts.entry(lease).or_default().push((op, frame, page));
                 }
-                Action::Get(op, frame, lease, page) => {
-                    let begun = self.start_get(frame, lease, page);
-                    if let Err(failure) = self.add_or_fail(op, Kind::Get(frame), begun) {
-                        self.pool.ended(op, Err(failure), now);
-                    }
-                }
+                Action::Get(op, frame, lease, page) => self.gathered_gets.push((lease, (op, frame, page))),
                 Action::Write(op, frame, place) => {
                     let written = self.write_file(frame, place);
                     self.pool.ended(op, written, now);
@@ -333,40 +345,66 @@ impl PoolClient {
         }
     }
 
-    /// Begins the puts that were asked for. Those into one slab go together: pages that lie side by side there go in one message.
+    /// Begins the puts and gets that were asked for. Those of one slab go together: pages that lie side by side there go in one message.
     pub fn flush(&mut self) {
-        while let Some((lease, mut puts)) = self.gathered.pop_first() {
-            puts.sort_unstable_by_key(|(.., page)| *page);
-            for batch in puts.chunks(BATCH_PAGES_MAX) {
-                let ops = batch.iter().map(|(op, ..)| *op).collect();
-                let number = self.next_batch;
-                self.next_batch = self.next_batch.wrapping_add(1);
-                let begun = self
-                    .start_put(lease, batch)
-                    .and_then(|op| self.group.add(op, BATCH | u64::from(number)).map_err(|_| Failure::Refused));
-                match begun {
-                    Ok(_) => drop(self.batches.insert(number, ops)),
-                    Err(failure) => self.puts_ended(ops, Err(failure)),
+        while !(self.gathered_gets.is_empty() && self.gathered_puts.is_empty()) {
+            let gets = std::mem::take(&mut self.gathered_gets);
+            for of_slab in gets.chunk_by(|(lease, _), (next, _)| lease == next) {
+                let lease = of_slab[0].0;
+                // In the order in which they were asked for: a thread waits for the first.
+                for some in of_slab.chunks(GET_PAGES_MAX) {
+                    let mut gets: Vec<PageOp> = some.iter().map(|(_, get)| *get).collect();
+                    gets.sort_unstable_by_key(|(.., page)| *page);
+                    for run in gets.chunk_by(|(.., page), (.., next)| page + 1 == *next) {
+                        let begun = self.start_get(lease, run);
+                        self.begin(Batch::Gets(run.iter().map(|(op, frame, _)| (*op, *frame)).collect()), begun);
+                    }
+                }
+            }
+            while let Some((lease, mut puts)) = self.gathered_puts.pop_first() {
+                puts.sort_unstable_by_key(|(.., page)| *page);
+                for batch in puts.chunks(BATCH_PAGES_MAX) {
+                    let begun = self.start_put(lease, batch);
+                    self.begin(Batch::Puts(batch.iter().map(|(op, ..)| *op).collect()), begun);
                 }
             }
             self.act();
         }
     }
 
-    fn puts_ended(&mut self, puts: Vec<OpId>, result: Result<(), Failure>) {
-        let now = self.rpc.node().now();
-        for op in puts {
-            self.pool.ended(op, result.map(|()| 0), now);
+    fn begin(&mut self, batch: Batch, begun: Result<Op, Failure>) {
+        let number = self.next_batch;
+        self.next_batch = self.next_batch.wrapping_add(1);
+        let added = begun.and_then(|op| self.group.add(op, BATCH | u64::from(number)).map_err(|_| Failure::Refused));
+        match added {
+            Ok(_) => drop(self.batches.insert(number, batch)),
+            Err(failure) => self.batch_ended(batch, Err(failure)),
         }
     }
 
-    fn start_put(&self, lease: Lease, puts: &[(OpId, u32, u32)]) -> Result<Op, Failure> {
-        let (session, window) = self.window(lease)?;
-        let segment = |(_, frame, _): &(OpId, u32, u32)| {
+    fn batch_ended(&mut self, batch: Batch, result: Result<(), Failure>) {
+        let now = self.rpc.node().now();
+        match batch {
+            Batch::Puts(puts) => puts.into_iter().for_each(|op| self.pool.ended(op, result.map(|()| 0), now)),
+            Batch::Gets(gets) => {
+                for (op, frame) in gets {
+                    let sum = result.map(|()| crc32c::crc32c(&self.read_frame(frame)));
+                    self.pool.ended(op, sum, now);
+                }
+            }
+        }
+    }
+
+    fn segments(&self, pages: &[PageOp]) -> Vec<Segment<'_>> {
+        let segment = |(_, frame, _): &PageOp| {
             let at = *frame as usize * PAGE_BYTES;
             self.frames.segment(at..at + PAGE_BYTES)
         };
-        let segments: Vec<_> = puts.iter().map(segment).collect();
+        pages.iter().map(segment).collect()
+    }
+
+    fn start_put(&self, lease: Lease, puts: &[PageOp]) -> Result<Op, Failure> {
+        let (session, window) = self.window(lease)?;
         let mut ranges: Vec<Range<u64>> = Vec::new();
         for (.., page) in puts {
             let offset = u64::from(*page) * PAGE_BYTES as u64;
@@ -375,14 +413,19 @@ impl PoolClient {
                 _ => ranges.push(offset..offset + PAGE_BYTES as u64),
             }
         }
-        self.rpc.node().put_ranges(session, &segments, window, &ranges).map_err(failure)
+        self.rpc.node().put_ranges(session, &self.segments(puts), window, &ranges).map_err(failure)
     }
 
-    fn start_get(&self, frame: u32, lease: Lease, page: u32) -> Result<Op, Failure> {
+    /// Gets pages that lie one behind the other.
+    fn start_get(&self, lease: Lease, gets: &[PageOp]) -> Result<Op, Failure> {
         let (session, window) = self.window(lease)?;
-        let at = frame as usize * PAGE_BYTES;
-        let segments = [self.frames.segment(at..at + PAGE_BYTES)];
-        self.rpc.node().get(session, window, u64::from(page) * PAGE_BYTES as u64, &segments).map_err(failure)
+        let first = gets.first().map_or(0, |(.., page)| *page);
+        let offset = u64::from(first) * PAGE_BYTES as u64;
+        let mut segments = self.segments(gets);
+        if seeded::is(Bug::PoolGetsMixedUp) {
+            segments.reverse();
+        }
+        self.rpc.node().get(session, window, offset, &segments).map_err(failure)
     }
 
     fn window(&self, lease: Lease) -> Result<(Session, &Descriptor), Failure> {
