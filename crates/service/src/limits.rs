@@ -236,17 +236,28 @@ pub const SLABS_PER_SESSION_MAX: usize = 1024;
 /// Calls of leases that a session may have in flight.
 pub const LEASE_CALLS_PER_SESSION: u16 = 16;
 
-/// Pages that a pager lets out of their program at a time: few enough that a fault does not wait long for the batch's end.
-pub const PAGER_MOVES_MAX: usize = 32;
+/// Pages that a pager lets out of their program at a time. A command costs two wake-ups (50 to 120 us) and 4 us for each page, and faults of the
+/// program wait for its end.
+pub const PAGER_MOVES_MAX: usize = 64;
 
-/// Pages below its budget that a pager aims for, so that a page that comes finds room.
-pub const PAGER_HEADROOM_PAGES: usize = 128;
+/// Pages below its budget that a pager aims for, so that a page that comes finds room; an eighth of a small budget. Moves begin when half of
+/// them are used up.
+pub const PAGER_HEADROOM_PAGES: usize = 256;
 
 /// Frames that pages on their way out leave for those that come.
 pub const PAGER_FRAMES_KEPT: usize = 32;
 
-/// Pages that come at once where a program goes through its memory in order.
+/// Pages of zeroes that come at once where a program uses new memory in order.
 pub const PAGER_AHEAD_PAGES: u64 = 16;
+
+/// Pages that are brought ahead of a program that was seen to go through its memory in equal steps, at first.
+pub const PAGER_WINDOW_MIN: u64 = 4;
+
+/// Pages that are brought ahead at most, 256 KiB: beyond, a page costs what the wire and the kernel take for it, and wake-ups nothing.
+pub const PAGER_WINDOW_MAX: u64 = 64;
+
+/// Streams of faults that are followed in a program.
+pub const PAGER_STREAMS_MAX: usize = 16;
 
 /// How often a borrower tells a lender that its leases are in use. The answer says which slabs the lender takes back, so this is also how
 /// long a borrower may not know of it.

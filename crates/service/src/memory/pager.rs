@@ -13,9 +13,12 @@
 //! - A lost page is poisoned, never filled with zeroes.
 //!
 //! Pages leave in the order in which they came. A page that was moved out stays in its frame until the frame is needed: a
-//! second chance.
+//! second chance, and a page that takes it stays longer the next time ([`arrivals`]). Pages that a program will want next are
+//! brought ahead ([`ahead`]).
 
 mod action;
+mod ahead;
+mod arrivals;
 mod frames;
 mod mappings;
 mod places;
@@ -27,17 +30,15 @@ use std::collections::{HashMap, VecDeque};
 use byway_reactor::seeded::{self, Bug};
 
 pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, PageId, PutEnd, SpaceId};
+use self::arrivals::Arrivals;
 use self::frames::{Frame, Frames};
 use self::places::Places;
 pub use self::places::{PLACES_PER_SLAB, Place};
 use self::table::{Entry, Space};
-use crate::limits::{PAGER_AHEAD_PAGES, PAGER_FRAMES_KEPT, PAGER_HEADROOM_PAGES, PAGER_MOVES_MAX};
+use crate::limits::{PAGER_FRAMES_KEPT, PAGER_HEADROOM_PAGES, PAGER_MOVES_MAX};
 
 /// Bytes of a page.
 pub const PAGE_BYTES: usize = 4096;
-
-/// Entries of arrivals beyond two for each page, before they are looked through.
-const ARRIVALS_SPARE: usize = 4096;
 
 /// See the module.
 #[derive(Debug)]
@@ -45,12 +46,13 @@ pub struct Pager {
     spaces: HashMap<SpaceId, Space>,
     frames: Frames,
     places: Places,
-    /// Pages that are here and can go, in the order in which they came; and some that have gone meanwhile.
-    arrivals: VecDeque<PageId>,
+    arrivals: Arrivals,
     /// Pages that are here, of programs whose pages can go.
     local: usize,
     budget: usize,
     moving: usize,
+    /// Pages are moved out until there is headroom again.
+    is_evicting: bool,
     /// No move begins.
     paused: bool,
     /// Moves take so long that faults do not wait for them.
@@ -71,10 +73,11 @@ impl Pager {
             spaces: HashMap::new(),
             frames: Frames::new(frames),
             places: Places::default(),
-            arrivals: VecDeque::new(),
+            arrivals: Arrivals::default(),
             local: 0,
             budget,
             moving: 0,
+            is_evicting: false,
             paused: false,
             overdue: false,
             stays: 0,
@@ -130,7 +133,12 @@ impl Pager {
     /// A thread waits for a page.
     pub fn fault(&mut self, at: PageId) {
         self.counters.faults += 1;
+        // The page that is waited for goes first.
+        let was_there = self.waiting.len();
         self.serve(at);
+        if self.waiting.len() == was_there {
+            self.bring_ahead(at);
+        }
         self.pump();
     }
 
@@ -142,35 +150,22 @@ impl Pager {
             Entry::Moving(_) | Entry::Fetching(_) => self.set_wanted(at),
             Entry::Held(frame) => {
                 self.counters.returned += 1;
+                self.set_flag(at, Space::HOT, true);
                 self.fill(at, frame);
             }
             Entry::Lost => self.actions.push_back(Action::Poison(at)),
             // It is there, unless `madvise` has dropped it since: then it is zeroes, and what is there is not touched.
             Entry::Local => self.actions.push_back(Action::Fill(at, Contents::Zeroes(1))),
             _ if self.is_full() => self.waiting.push_back(at),
-            Entry::None => {
-                let count = self.run_ahead(at, |entry| entry == Entry::None);
-                self.actions.push_back(Action::Fill(at, Contents::Zeroes(1 + count)));
-            }
+            Entry::None => self.fill_new(at),
             Entry::Far(place) => self.fetch(at, place),
         }
     }
 
     /// Whether a page may not come now: there are as many as may be, and some are on their way out.
     fn is_full(&self) -> bool {
-        self.local >= self.budget && !self.overdue && (self.moving > 0 || self.frames.putting() > 0)
-    }
-
-    /// How many pages behind this one are to come too, where its program goes through its memory in order.
-    fn run_ahead(&self, at: PageId, is: impl Fn(Entry) -> bool) -> u64 {
-        let Some(space) = self.spaces.get(&at.space) else { return 0 };
-        let before = at.page.checked_sub(1).and_then(|page| space.get(page));
-        let room = self.budget.saturating_sub(self.local) as u64;
-        if before != Some(Entry::Local) || self.places.is_scarce() {
-            return 0;
-        }
-        let more = (1..PAGER_AHEAD_PAGES.min(room)).take_while(|ahead| space.get(at.page + ahead).is_some_and(&is));
-        more.count() as u64
+        let is_leaving = self.moving > 0 || self.frames.putting() > 0;
+        self.local + self.frames.fetching() >= self.budget && !self.overdue && is_leaving
     }
 
     fn fetch(&mut self, at: PageId, place: Place) {
@@ -183,19 +178,8 @@ impl Pager {
             return self.fill(at, frame);
         }
         let Some(frame) = self.take_frame(0) else { return self.waiting.push_back(at) };
-        let ahead = self.run_ahead(at, |entry| matches!(entry, Entry::Far(_)));
         self.get(at, frame, place);
         self.set_wanted(at);
-        for page in at.page + 1..=at.page + ahead {
-            let next = PageId { page, ..at };
-            let Some(Entry::Far(place)) = self.entry(next) else { break };
-            if self.places.is_lost(place) || self.frames.putting_to(place).is_some() {
-                break;
-            }
-            let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else { break };
-            self.counters.ahead += 1;
-            self.get(next, frame, place);
-        }
     }
 
     fn get(&mut self, at: PageId, frame: u32, place: Place) {
@@ -421,8 +405,16 @@ impl Pager {
         if self.moving > 0 {
             return;
         }
-        let aim = self.budget.saturating_sub(PAGER_HEADROOM_PAGES);
-        while self.local.saturating_sub(self.moving) > aim && self.moving < PAGER_MOVES_MAX && self.stays < self.local {
+        // Some at a time: each command costs two wake-ups, and faults wait for its end.
+        let headroom = PAGER_HEADROOM_PAGES.min(self.budget / 8 + 1);
+        let here = self.local + self.frames.fetching();
+        self.is_evicting |= here > self.budget.saturating_sub(headroom.div_ceil(2));
+        let aim = self.budget.saturating_sub(headroom);
+        while self.is_evicting && self.moving < PAGER_MOVES_MAX && self.stays < self.local {
+            if self.local.saturating_sub(self.moving) + self.frames.fetching() <= aim {
+                self.is_evicting = false;
+                return;
+            }
             if self.places.free() <= self.moving {
                 if self.places.ask() {
                     self.actions.push_back(Action::Lease);
@@ -430,69 +422,12 @@ impl Pager {
                 return;
             }
             let Some(at) = self.next_to_go() else { return };
-            let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else {
-                self.arrivals.push_front(at);
-                self.set_queued(at, true);
-                return;
-            };
+            let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else { return self.put_back(at) };
             self.frames.set(frame, Frame::Moving(at));
             self.set(at, Entry::Moving(frame));
             self.moving += 1;
             self.actions.push_back(Action::MoveOut(at, frame));
         }
-    }
-
-    fn next_to_go(&mut self) -> Option<PageId> {
-        while let Some(at) = self.arrivals.pop_front() {
-            self.set_queued(at, false);
-            if self.entry(at) == Some(Entry::Local) && self.spaces.get(&at.space).is_some_and(|space| space.can_move) {
-                return Some(at);
-            }
-        }
-        None
-    }
-
-    /// A page is here.
-    fn arrived(&mut self, at: PageId) {
-        let Some(space) = self.spaces.get_mut(&at.space) else { return };
-        space.local += 1;
-        self.local += usize::from(space.can_move);
-        self.set(at, Entry::Local);
-        self.queue(at);
-    }
-
-    /// A page is not here any more.
-    fn left(&mut self, at: PageId, to: Entry) {
-        if let Some(space) = self.spaces.get_mut(&at.space) {
-            space.local -= 1;
-            self.local -= usize::from(space.can_move);
-        }
-        self.set(at, to);
-    }
-
-    fn queue(&mut self, at: PageId) {
-        let can_move = self.spaces.get(&at.space).is_some_and(|space| space.can_move);
-        if can_move && self.set_queued(at, true) {
-            self.arrivals.push_back(at);
-        }
-        if self.arrivals.len() > 2 * self.local + ARRIVALS_SPARE {
-            self.compact();
-        }
-    }
-
-    /// Forgets arrivals of pages that have gone.
-    fn compact(&mut self) {
-        let arrivals = std::mem::take(&mut self.arrivals);
-        for at in &arrivals {
-            self.set_queued(*at, false);
-        }
-        let mut kept = VecDeque::with_capacity(self.local);
-        for at in arrivals {
-            if self.entry(at) == Some(Entry::Local) && self.set_queued(at, true) {
-                kept.push_back(at);
-            }
-        }
-        self.arrivals = kept;
     }
 
     /// The program has dropped a page: what is left of it goes.
@@ -530,18 +465,25 @@ impl Pager {
     }
 
     fn set_wanted(&mut self, at: PageId) {
-        if let Some(space) = self.spaces.get_mut(&at.space) {
-            space.flag(at.page, Space::WANTED, true);
-        }
+        self.set_flag(at, Space::WANTED, true);
     }
 
     fn take_wanted(&mut self, at: PageId) -> bool {
-        self.spaces.get_mut(&at.space).is_some_and(|space| space.flag(at.page, Space::WANTED, false))
+        self.set_flag(at, Space::WANTED, false)
     }
 
     /// Whether that is new.
     fn set_queued(&mut self, at: PageId, queued: bool) -> bool {
-        self.spaces.get_mut(&at.space).is_some_and(|space| space.flag(at.page, Space::QUEUED, queued) != queued)
+        self.spaces.contains_key(&at.space) && self.set_flag(at, Space::QUEUED, queued) != queued
+    }
+
+    /// What it was; false if the program is not known.
+    fn set_flag(&mut self, at: PageId, flag: u64, value: bool) -> bool {
+        self.spaces.get_mut(&at.space).is_some_and(|space| space.flag(at.page, flag, value))
+    }
+
+    fn flag(&self, at: PageId, flag: u64) -> bool {
+        self.spaces.get(&at.space).is_some_and(|space| space.has_flag(at.page, flag))
     }
 }
 

@@ -22,9 +22,9 @@ use byway_skip::rule;
 
 use super::{Chance, lenders};
 
-/// Pages of the program, and how many of them may be here. The pager aims for 128 fewer.
+/// Pages of the program, and how many of them may be here. The pager aims for some fewer.
 pub const PAGES: u64 = 300;
-const BUDGET: usize = 168;
+const BUDGET: usize = 80;
 const FRAMES: u32 = 64;
 const SPACE: SpaceId = SpaceId(1);
 const THREADS: usize = 4;

@@ -1,6 +1,6 @@
 //! One borrower and three lenders in a simulated world.
 //!
-//! A program of four threads reads and writes 300 pages, of which it keeps 40 to 170. Lenders die and start again, are cut off for shorter and
+//! A program of four threads reads and writes 300 pages, of which it keeps about 80. Lenders die and start again, are cut off for shorter and
 //! longer than the keep-alive, are slow, have no more room, take slabs back, and change bytes. Rules:
 //!
 //! - a page that comes has the version that was written last: no older one, no zeroes, no other page's bytes;

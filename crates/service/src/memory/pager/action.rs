@@ -97,6 +97,8 @@ pub struct Counters {
     pub fetched: u64,
     /// Of these, pages that no thread waited for.
     pub ahead: u64,
+    /// Of these, pages that their program is known to have gone through.
+    pub ahead_used: u64,
     /// Pages put to a place.
     pub put: u64,
     /// Pages that went as zeroes, without a put.

@@ -30,6 +30,8 @@ pub(super) struct Frames {
     clean: VecDeque<u32>,
     /// Which frame is put to a place.
     putting: HashMap<Place, u32>,
+    /// Pages that come from their places and are wanted.
+    fetching: usize,
     /// Those that a page is filled from.
     pinned: HashSet<u32>,
 }
@@ -41,6 +43,7 @@ impl Frames {
             free: (0..count).rev().collect(),
             clean: VecDeque::new(),
             putting: HashMap::new(),
+            fetching: 0,
             pinned: HashSet::new(),
         }
     }
@@ -50,10 +53,13 @@ impl Frames {
     }
 
     pub(super) fn set(&mut self, frame: u32, state: Frame) {
-        if let Frame::Putting(_, place) = self.get(frame) {
-            self.putting.remove(&place);
+        match self.get(frame) {
+            Frame::Putting(_, place) => drop(self.putting.remove(&place)),
+            Frame::Fetching(Some(_), _) => self.fetching -= 1,
+            _ => {}
         }
         match state {
+            Frame::Fetching(Some(_), _) => self.fetching += 1,
             Frame::Putting(_, place) => {
                 self.putting.insert(place, frame);
             }
@@ -80,6 +86,11 @@ impl Frames {
     /// Puts under way.
     pub(super) fn putting(&self) -> usize {
         self.putting.len()
+    }
+
+    /// Pages that are on their way here.
+    pub(super) fn fetching(&self) -> usize {
+        self.fetching
     }
 
     /// The frame whose put to that place is under way.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::ahead::Streams;
 use super::places::Place;
 
 /// What is known of a page.
@@ -56,7 +57,7 @@ impl Packed {
             Entry::Fetching(frame) => (5, frame),
             Entry::Lost => (6, 0),
         };
-        self.0 = self.0 & (Space::WANTED | Space::QUEUED) | kind | u64::from(number) << 32;
+        self.0 = self.0 & Space::FLAGS | kind | u64::from(number) << 32;
     }
 }
 
@@ -76,6 +77,7 @@ pub(super) struct Space {
     pub(super) can_move: bool,
     /// Pages that are in the program.
     pub(super) local: usize,
+    pub(super) streams: Streams,
 }
 
 /// What [`Space::take`] took out.
@@ -92,16 +94,19 @@ impl Space {
     pub(super) const WANTED: u64 = 8;
     /// It is among those that can go.
     pub(super) const QUEUED: u64 = 16;
+    /// It was touched when it had just been moved out: it is to stay longer.
+    pub(super) const HOT: u64 = 32;
+    const FLAGS: u64 = Self::WANTED | Self::QUEUED | Self::HOT;
 
     pub(super) fn new(can_move: bool) -> Self {
-        Self { known: BTreeMap::new(), chunks: BTreeMap::new(), can_move, local: 0 }
+        Self { known: BTreeMap::new(), chunks: BTreeMap::new(), can_move, local: 0, streams: Streams::default() }
     }
 
     /// The same for a forked child, which can move nothing.
     pub(super) fn copied(&self) -> Self {
-        let mut copy = Self { can_move: false, ..self.clone() };
+        let mut copy = Self { can_move: false, streams: Streams::default(), ..self.clone() };
         let packed = copy.chunks.values_mut().flat_map(|chunk| chunk.iter_mut());
-        packed.for_each(|packed| packed.0 &= !(Self::WANTED | Self::QUEUED));
+        packed.for_each(|packed| packed.0 &= !Self::FLAGS);
         copy
     }
 
@@ -156,6 +161,10 @@ impl Space {
             packed.0 = if value { packed.0 | flag } else { packed.0 & !flag };
         }
         was
+    }
+
+    pub(super) fn has_flag(&self, page: u64, flag: u64) -> bool {
+        self.packed(page).0 & flag != 0
     }
 
     /// Adds a range that is not known, of pages that were never touched.

@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use proptest::prelude::*;
 
+use super::arrivals::ARRIVALS_SPARE;
 use super::*;
 
 const PAGES: u64 = 600;
@@ -454,4 +455,90 @@ fn a_page_comes_above_the_budget_where_a_helper_is_stopped_in_the_midst_of_its_m
     pager.note_overdue(true);
     pager.retry();
     assert_eq!(pager.next_action(), Some(Action::Fill(other, Contents::Zeroes(1))));
+}
+
+/// A program with so many pages here, in the order of their numbers, and as many slabs as it takes.
+fn a_pager_with(budget: usize, pages: u64) -> (Pager, SpaceId) {
+    let (mut pager, space) = (Pager::new(512, budget), SpaceId(1));
+    pager.add_space(space, true);
+    pager.add_slab(PLACES_PER_SLAB);
+    pager.add_pages(space, 0..pages, std::slice::from_ref(&(0..pages)));
+    (pager, space)
+}
+
+/// Carries everything out at once; gives the pages that went and those that came, in order.
+fn settle(pager: &mut Pager) -> (Vec<u64>, Vec<u64>) {
+    let (mut went, mut came) = (Vec::new(), Vec::new());
+    let mut moves = VecDeque::new();
+    loop {
+        match pager.next_action() {
+            Some(Action::MoveOut(at, frame)) => {
+                went.push(at.page);
+                moves.push_back(frame);
+            }
+            Some(Action::Put(frame, _)) => pager.put_ended(frame, PutEnd::Kept),
+            Some(Action::Get(frame, _)) => pager.got(frame, true),
+            Some(Action::Fill(at, contents)) => {
+                came.push(at.page);
+                pager.filled(at, contents, FillOutcome::Done(1));
+            }
+            Some(Action::Lease) => pager.no_more_slabs(),
+            Some(Action::Poison(_) | Action::Wake(_)) => {}
+            None => match moves.pop_front() {
+                Some(frame) => pager.moved(frame, Moved::Out),
+                None => return (went, came),
+            },
+        }
+    }
+}
+
+#[test]
+fn a_scan_of_far_pages_is_brought_ahead_while_there_is_room() {
+    let (mut pager, space) = a_pager_with(1000, 2000);
+    settle(&mut pager);
+    let mut faults = 0;
+    for page in 0..1000 {
+        let at = PageId { space, page };
+        if pager.entry(at) != Some(Entry::Local) {
+            faults += 1;
+            pager.fault(at);
+            assert_eq!(settle(&mut pager).1.first(), Some(&page), "the page that is waited for comes first");
+        }
+        assert!(pager.local_pages() <= 1000);
+    }
+    let counters = pager.counters();
+    assert!(faults < 60, "{faults} faults of 1,000 pages: {counters:?}");
+    assert!(counters.ahead > 900 && counters.ahead - counters.ahead_used <= 64, "{counters:?}");
+}
+
+#[test]
+fn pages_go_in_batches_and_not_one_for_each_that_comes() {
+    let (mut pager, space) = a_pager_with(1000, 2000);
+    settle(&mut pager);
+    let mut batches = 0;
+    for page in 0..500 {
+        pager.fault(PageId { space, page: page * 3 % 2000 });
+        batches += usize::from(!settle(&mut pager).0.is_empty());
+    }
+    assert!((1..20).contains(&batches), "{batches} batches for 500 pages that came");
+}
+
+#[test]
+fn a_page_that_is_used_again_and_again_stays_longer_than_those_that_are_used_once() {
+    let (mut pager, space) = a_pager_with(1000, 3000);
+    settle(&mut pager);
+    let (hot, mut bounces) = (PageId { space, page: 2999 }, 0);
+    for round in 0..20_000 {
+        // At random: nothing is brought ahead.
+        pager.fault(PageId { space, page: round * 7919 % 2900 });
+        settle(&mut pager);
+        if pager.entry(hot) != Some(Entry::Local) {
+            bounces += 1;
+            pager.fault(hot);
+            settle(&mut pager);
+        }
+    }
+    let arrivals = pager.counters().fetched + pager.counters().returned;
+    // Without a second chance it goes with each 870 pages that come.
+    assert!(bounces * 1500 < arrivals, "{bounces} times for {arrivals} pages that came");
 }

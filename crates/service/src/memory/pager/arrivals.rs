@@ -1,0 +1,100 @@
+//! Which page goes next.
+//!
+//! Pages go in the order in which they came, but for *hot* ones: a page that was touched while it lay in a frame, just moved out, is one that its
+//! program uses again and again. At most half of the pages here are hot; beyond, the one that has been hot the longest waits its turn with the others.
+
+use std::collections::VecDeque;
+
+use super::table::{Entry, Space};
+use super::{PageId, Pager};
+
+/// Entries beyond two for each page, before they are looked through.
+pub(super) const ARRIVALS_SPARE: usize = 4096;
+
+/// Pages that are here and can go, in the order in which they came; and some that have gone meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Arrivals {
+    cold: VecDeque<PageId>,
+    hot: VecDeque<PageId>,
+}
+
+impl Arrivals {
+    pub(super) fn len(&self) -> usize {
+        self.cold.len() + self.hot.len()
+    }
+}
+
+impl Pager {
+    /// A page is here.
+    pub(super) fn arrived(&mut self, at: PageId) {
+        let Some(space) = self.spaces.get_mut(&at.space) else { return };
+        space.local += 1;
+        self.local += usize::from(space.can_move);
+        self.set(at, Entry::Local);
+        self.queue(at);
+    }
+
+    /// A page is not here any more.
+    pub(super) fn left(&mut self, at: PageId, to: Entry) {
+        if let Some(space) = self.spaces.get_mut(&at.space) {
+            space.local -= 1;
+            self.local -= usize::from(space.can_move);
+        }
+        self.set(at, to);
+    }
+
+    pub(super) fn queue(&mut self, at: PageId) {
+        let can_move = self.spaces.get(&at.space).is_some_and(|space| space.can_move);
+        if can_move && self.set_queued(at, true) {
+            let is_hot = self.flag(at, Space::HOT);
+            let queue = if is_hot { &mut self.arrivals.hot } else { &mut self.arrivals.cold };
+            queue.push_back(at);
+        }
+        if self.arrivals.len() > 2 * self.local + ARRIVALS_SPARE {
+            self.compact();
+        }
+    }
+
+    /// A page that was to go first could not, and is the next again.
+    pub(super) fn put_back(&mut self, at: PageId) {
+        self.arrivals.cold.push_front(at);
+        self.set_queued(at, true);
+    }
+
+    /// The page that is to go next.
+    pub(super) fn next_to_go(&mut self) -> Option<PageId> {
+        while self.arrivals.hot.len() > self.local / 2
+            && let Some(at) = self.arrivals.hot.pop_front()
+        {
+            self.set_flag(at, Space::HOT, false);
+            self.arrivals.cold.push_back(at);
+        }
+        while let Some(at) = self.arrivals.cold.pop_front().or_else(|| self.arrivals.hot.pop_front()) {
+            self.set_queued(at, false);
+            if self.entry(at) == Some(Entry::Local) && self.spaces.get(&at.space).is_some_and(|space| space.can_move) {
+                return Some(at);
+            }
+        }
+        None
+    }
+
+    /// Forgets arrivals of pages that have gone.
+    fn compact(&mut self) {
+        let Arrivals { cold, hot } = std::mem::take(&mut self.arrivals);
+        for at in cold.iter().chain(&hot) {
+            self.set_queued(*at, false);
+        }
+        self.arrivals.cold = self.still_here(cold);
+        self.arrivals.hot = self.still_here(hot);
+    }
+
+    fn still_here(&mut self, arrivals: VecDeque<PageId>) -> VecDeque<PageId> {
+        let mut kept = VecDeque::with_capacity(arrivals.len().min(self.local));
+        for at in arrivals {
+            if self.entry(at) == Some(Entry::Local) && self.set_queued(at, true) {
+                kept.push_back(at);
+            }
+        }
+        kept
+    }
+}
