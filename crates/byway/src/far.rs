@@ -285,7 +285,7 @@ fn tempfile_folder() -> std::io::Result<Folder> {
 fn say(report: &FarReport, limit: u64) {
     let (counters, pool) = (&report.pager, &report.pool);
     crate::output::note(format!(
-        "byway far: {} programs; at most {} of {} here; {} faults: {} zeroed, {} returned, {} fetched ({} ahead); {} put, {} went as \
+        "byway far: {} programs; at most {} of {} here; {} faults: {} zeroed, {} returned, {} fetched; {} brought ahead, {} of them used; {} put, {} went as \
          zeroes, {} moves refused, {} lost; {} lenders given up, {} pages copied again, {} from another copy, {} with a wrong checksum",
         report.programs,
         show_size(report.resident_bytes_max as u64),
@@ -295,6 +295,7 @@ fn say(report: &FarReport, limit: u64) {
         counters.returned,
         counters.fetched,
         counters.ahead,
+        counters.ahead_used,
         counters.put,
         counters.went_zero,
         counters.stayed,

@@ -10,11 +10,13 @@
 //! During a move no message is read: a thread that changes a mapping waits until its message is read, so no move ever takes
 //! a page of another mapping than the pager meant.
 
+mod fills;
 pub mod keeper;
 mod maps;
 mod process;
 mod programs;
 mod store;
+mod waiting;
 
 use std::fs::File;
 use std::ops::Range;
@@ -31,14 +33,14 @@ use byway_service::memory::pager::{
     Action, Contents, Counters, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, SpaceId,
 };
 use byway_service::memory::pool::{Class, PoolCounters, Told};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 
+use self::fills::FILL_PAGES_MAX;
 use self::maps::Candidate;
 use self::process::{Helped, Process};
 use self::store::Store;
-use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES, FAR_GREETINGS_MAX};
+use self::waiting::Spin;
+use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES};
 
 /// How often the programs' memory is looked at.
 const LOOK: Duration = Duration::from_millis(1);
@@ -58,10 +60,6 @@ const FEATURES: Features = Features::UNMAP
     .and(Features::MOVE)
     .and(Features::POISON)
     .and(Features::WRITE_PROTECT);
-
-/// Zeroes for as many pages as come at once.
-static ZEROES: [u8; byway_service::limits::PAGER_AHEAD_PAGES as usize * PAGE_BYTES] =
-    [0; byway_service::limits::PAGER_AHEAD_PAGES as usize * PAGE_BYTES];
 
 /// What a job is run with.
 #[derive(Debug)]
@@ -94,6 +92,9 @@ pub struct FarJob {
     path: PathBuf,
     pager: Pager,
     store: Store,
+    /// Where pages are gathered that are filled by one call.
+    fill_bytes: Vec<u8>,
+    spin: Spin,
     /// Programs that have connected and said nothing yet, and since when.
     greetings: Vec<(OwnedFd, Instant)>,
     processes: Vec<Process>,
@@ -143,6 +144,8 @@ impl FarJob {
             path: path.to_owned(),
             pager: Pager::new(FAR_FRAMES, limit_bytes / PAGE_BYTES),
             store,
+            fill_bytes: vec![0; FILL_PAGES_MAX * PAGE_BYTES],
+            spin: Spin::new(),
             greetings: Vec::new(),
             processes: Vec::new(),
             limit_bytes,
@@ -174,13 +177,17 @@ impl FarJob {
     }
 
     fn turn(&mut self) -> std::io::Result<()> {
-        self.wait()?;
+        let ready = self.wait()?;
         let _ = self.rpc.node().progress();
         self.pager.pause_moves(true);
         self.store.pool().turn();
         self.hear();
-        self.accept();
-        self.take_answers();
+        if ready.joins || !self.greetings.is_empty() {
+            self.accept();
+        }
+        if ready.answers || self.processes.iter().any(Process::is_ending) {
+            self.take_answers();
+        }
         self.read_messages();
         self.look();
         self.pager.pause_moves(false);
@@ -191,49 +198,33 @@ impl FarJob {
 
     /// Tells the pager what has become of pages and slabs.
     fn hear(&mut self) {
-        while let Some(told) = self.store.pool().next_told() {
-            match told {
-                Told::Put(frame, end) => self.pager.put_ended(frame, end),
-                Told::Got(frame, well) => self.pager.got(frame, well),
-                Told::Slab(places) => {
-                    self.was_exhausted = false;
-                    self.pager.add_slab(places);
-                }
-                Told::NoSlab => {
-                    if !std::mem::replace(&mut self.was_exhausted, true) {
-                        let why = self.store.pool().why_no_slab();
-                        tracing::warn!(why, "no lender has memory left; programs stay above their limit");
-                    }
-                    self.pager.no_more_slabs();
-                }
-                Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
-                Told::Lost(slab) => self.pager.lose_slab(slab),
+        while let Some(first) = self.store.pool().next_told() {
+            // All of them before pages are filled, so that neighbours are filled together.
+            self.heard(first);
+            while let Some(told) = self.store.pool().next_told() {
+                self.heard(told);
             }
             self.act();
         }
     }
 
-    /// Waits until there is something to do, a millisecond at most.
-    fn wait(&self) -> std::io::Result<()> {
-        let node = self.rpc.node().descriptor()?;
-        let mut fds = vec![PollFd::from_borrowed_fd(node, PollFlags::IN)];
-        if self.greetings.len() < FAR_GREETINGS_MAX {
-            fds.push(PollFd::new(&self.listener, PollFlags::IN));
-        }
-        fds.extend(self.greetings.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
-        for process in &self.processes {
-            let Some(helped) = &process.helped else {
-                fds.push(PollFd::new(&process.userfault, PollFlags::IN));
-                continue;
-            };
-            fds.push(PollFd::new(&helped.pidfd, PollFlags::IN));
-            fds.extend(helped.socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
-            fds.extend(helped.has_no_moves().then(|| PollFd::new(&process.userfault, PollFlags::IN)));
-        }
-        let limit = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
-        match poll(&mut fds, Some(&limit)) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+    fn heard(&mut self, told: Told) {
+        match told {
+            Told::Put(frame, end) => self.pager.put_ended(frame, end),
+            Told::Got(frame, well) => self.pager.got(frame, well),
+            Told::Slab(places) => {
+                self.was_exhausted = false;
+                self.pager.add_slab(places);
+            }
+            Told::NoSlab => {
+                if !std::mem::replace(&mut self.was_exhausted, true) {
+                    let why = self.store.pool().why_no_slab();
+                    tracing::warn!(why, "no lender has memory left; programs stay above their limit");
+                }
+                self.pager.no_more_slabs();
+            }
+            Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
+            Told::Lost(slab) => self.pager.lose_slab(slab),
         }
     }
 
@@ -395,21 +386,36 @@ impl FarJob {
     /// Does what the pager says.
     fn act(&mut self) {
         let mut moves: Vec<(PageId, u32)> = Vec::new();
-        while let Some(action) = self.pager.next_action() {
-            match action {
-                Action::MoveOut(at, frame) => moves.push((at, frame)),
-                Action::Put(frame, place) => self.store.pool().put(frame, place),
-                Action::Get(frame, place) => self.store.pool().get(frame, place),
-                Action::Fill(at, contents) => self.fill(at, contents),
-                Action::Poison(at) => self.poison(at),
-                Action::Wake(at) => {
-                    let start = at.page as usize * PAGE_BYTES;
-                    self.wake(at.space, &(start..start + PAGE_BYTES));
+        let mut fills: Vec<(PageId, u32)> = Vec::new();
+        loop {
+            while let Some(action) = self.pager.next_action() {
+                match action {
+                    Action::MoveOut(at, frame) => moves.push((at, frame)),
+                    Action::Put(frame, place) => self.store.pool().put(frame, place),
+                    Action::Get(frame, place) => self.store.pool().get(frame, place),
+                    Action::Fill(at, Contents::Frame(frame)) => fills.push((at, frame)),
+                    Action::Fill(at, Contents::Zeroes(count)) => self.fill_zeroes(at, count),
+                    Action::Poison(at) => self.poison(at),
+                    Action::Wake(at) => {
+                        let start = at.page as usize * PAGE_BYTES;
+                        self.wake(at.space, &(start..start + PAGE_BYTES));
+                    }
+                    Action::Lease => self.store.pool().want_slab(),
                 }
-                Action::Lease => self.store.pool().want_slab(),
             }
+            if fills.is_empty() {
+                break;
+            }
+            self.fill_all(std::mem::take(&mut fills));
         }
         self.store.pool().flush();
+        self.command(moves);
+    }
+
+    /// Has helpers move pages out.
+    fn command(&mut self, mut moves: Vec<(PageId, u32)>) {
+        // Pages that lie side by side are moved by one call.
+        moves.sort_unstable();
         while let Some((first, _)) = moves.first().copied() {
             let (mut one, others): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(at, _)| at.space == first.space);
             let more = one.split_off(one.len().min(MOVES_MAX));
@@ -424,26 +430,6 @@ impl FarJob {
                 }
             }
         }
-    }
-
-    fn fill(&mut self, at: PageId, contents: Contents) {
-        let Some(process) = self.processes.iter().find(|process| process.space == at.space) else {
-            return self.pager.filled(at, contents, FillOutcome::NoMapping);
-        };
-        let page;
-        let bytes = match contents {
-            Contents::Zeroes(count) => &ZEROES[..count as usize * PAGE_BYTES],
-            Contents::Frame(frame) => {
-                page = self.store.read(frame);
-                &page[..]
-            }
-        };
-        let mut outcome = process.fill(at, bytes);
-        if outcome == FillOutcome::NoMapping && bytes.len() > PAGE_BYTES {
-            // The pages behind are of another mapping: the kernel fills within one.
-            outcome = process.fill(at, &bytes[..PAGE_BYTES]);
-        }
-        self.pager.filled(at, contents, outcome);
     }
 
     fn poison(&mut self, at: PageId) {

@@ -84,6 +84,11 @@ impl Process {
         Self { space, userfault, helped: None, thread: None, wiped }
     }
 
+    /// Its helper has gone, and what that means is not known yet.
+    pub(super) fn is_ending(&self) -> bool {
+        self.helped.as_ref().is_some_and(|helped| helped.ended.is_some())
+    }
+
     /// The ranges that a child which is forked now has without their contents. A forked child's process is known once a thread of it has
     /// waited for a page; before, it has changed nothing that would be known here.
     pub(super) fn wiped_on_fork(&self) -> Vec<Range<usize>> {

@@ -61,8 +61,8 @@ impl Store {
     }
 
     /// The page in a frame.
-    pub(super) fn read(&self, frame: u32) -> [u8; PAGE_BYTES] {
-        self.pool.read_frame(frame)
+    pub(super) fn read(&self, frame: u32, page: &mut [u8; PAGE_BYTES]) {
+        self.pool.read_frame_into(frame, page);
     }
 
     /// Gives all slabs back.
