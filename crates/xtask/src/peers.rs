@@ -9,6 +9,7 @@ mod clients;
 mod contest;
 mod copies;
 mod cpu;
+mod far;
 mod fio;
 mod idle;
 mod native;
@@ -50,6 +51,8 @@ pub enum Task {
     Clients(ClientsOptions),
     /// Clients and loops: how the rate of byway's own wire grows with both, over tcp, unix sockets and shared memory.
     Scale(ScaleOptions),
+    /// Programs whose memory is far, beside plain runs and the kernel's swap; faults beside their parts. Needs root and the preload library.
+    Far(DirectOptions),
     /// What idle connections cost.
     Idle(IdleOptions),
     /// A server that only answers.
@@ -99,7 +102,7 @@ pub struct ScaleOptions {
 
 #[derive(Args)]
 pub struct DirectOptions {
-    /// A file of 1 GiB is made there, and removed.
+    /// A file is made there, and removed: of 1 GiB to be served, or of 512 MiB to swap to.
     #[arg(long, default_value = "/var/tmp")]
     folder: PathBuf,
     #[command(flatten)]
@@ -204,6 +207,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Direct(options) => contests(&options.contest, &settings, &options.folder, native::direct),
         Task::Idle(options) => watch_connections(options),
         Task::Wires(options) => compare_wires(options, &settings),
+        Task::Far(options) => compare_far(options, &settings),
         Task::Clients(options) => compare_clients(options, &settings),
         Task::Scale(options) => compare_scale(options, &settings),
         Task::Stub(_) => Ok(()),
@@ -244,6 +248,25 @@ fn compare_wires(options: &WiresOptions, settings: &BTreeMap<String, String>) ->
     print!("\n{}", wires::markdown(&outcomes));
     if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_string_pretty(&outcomes)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn compare_far(options: &DirectOptions, settings: &BTreeMap<String, String>) -> Result<()> {
+    let ContestOptions { rounds, seconds, json, byway } = &options.contest;
+    if byway.is_none() {
+        process::run(process::cargo().args(["build", "--release", "--package", "byway-preload"]))?;
+    }
+    let byway = provide_byway(byway.as_deref())?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
+    let rows = far::run(&byway, folder.path(), &options.folder, *rounds, *seconds)?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", far::markdown(&rows));
+    if let Some(path) = json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }
     Ok(())
