@@ -77,7 +77,7 @@ fn delegated() -> Delegated {
     body.status.set(Status::AnsweredDirectly as u16);
     body.inline_len = 8;
     body.result[..8].copy_from_slice(&callers_direct.to_u64().to_le_bytes());
-    third.node().layer_send(request.session, Header::with_body(Kind::Reply, &body), Vec::new()).unwrap();
+    third.node().layer_send(request.session, Header::with_body(Kind::Reply, &body), Vec::new(), None).unwrap();
     third.node().send(request.session, b"behind it", &[]).unwrap();
     server.node().receive(soon()).unwrap();
     server.node().send(to_caller, b"behind what the server passed on", &[]).unwrap();

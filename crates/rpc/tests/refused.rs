@@ -77,7 +77,7 @@ fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
     let request = third.next_call(soon()).unwrap();
     let mut mangled = Header::with_body(Kind::Reply, &ReplyBody::new_zeroed());
     mangled.flags = FLAG_TOKEN;
-    third.node().layer_send(request.session, mangled, Vec::new()).unwrap();
+    third.node().layer_send(request.session, mangled, Vec::new(), None).unwrap();
     let (third_op, third_turns) = turn(&third);
     let probe = server.call(to_third, &Call::default(), soon()).unwrap();
     assert!(matches!(probe.wait(soon()).unwrap(), Err(OpError::Ended(_))), "its session with the server is over");

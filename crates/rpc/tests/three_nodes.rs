@@ -401,7 +401,8 @@ fn late_repeated_and_forged_answers_are_counted_and_harmless() {
     let second = caller.call(to_server, &Call::default(), soon()).unwrap();
     let (one, two) = (server.next_call(soon()).unwrap(), server.next_call(soon()).unwrap());
     let session = one.session;
-    let send = |header: Header, payload: &[u8]| server.node().layer_send(session, header, payload.to_vec()).unwrap();
+    let send =
+        |header: Header, payload: &[u8]| server.node().layer_send(session, header, payload.to_vec(), None).unwrap();
     // The caller's first two calls, by what they are called on the wire.
     let answer = |index: u64, flags: u8| {
         let mut body = ReplyBody::new_zeroed();

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
 use byway_reactor::{Address, Completion, Errno, Instant, Op, Reactor, Token, Wait};
 
@@ -15,6 +15,7 @@ use super::deferred::Deferred;
 use super::error::OpError;
 use super::layer::{Layer, Turn};
 use super::liveness::ReplyWatch;
+use super::lock::Lock;
 use super::memory::Places;
 use super::moving::Moving;
 use super::op::{Completed, Outcome};
@@ -43,11 +44,11 @@ pub(super) struct Engine {
     fabric: Fabric,
     pub(super) core: Core,
     reaped: Vec<Completion>,
-    /// Empty: room for the commands of the next turn.
+    /// Commands that were taken out of the tables and have not run.
     commands: VecDeque<Command>,
 }
 
-/// Commands for which a turn keeps room.
+/// Commands, and reports, for which a turn keeps room.
 const COMMANDS_KEPT: usize = 256;
 
 // SAFETY: all that is not `Send` in here is counted by `Rc`s whose every handle lies in this engine: the fabric is made here, the
@@ -127,9 +128,18 @@ impl Waiting {
     }
 }
 
+/// What the loop has done of what the tables hold.
+enum Report {
+    Ended(OpSlot, Completed),
+    /// A message that was counted as waiting has been sent, or will not be.
+    WaitsNoLonger(Session),
+}
+
 /// What the fabric's events change.
 pub(super) struct Core {
-    pub(super) shared: Arc<Mutex<Shared>>,
+    shared: Arc<Lock<Shared>>,
+    /// What the tables are told when they are locked next.
+    reports: Vec<Report>,
     pub(super) sessions: HashMap<Session, NodeSession>,
     pub(super) by_fabric: HashMap<SessionId, Session>,
     pub(super) puts: Slots<Put>,
@@ -154,7 +164,7 @@ impl Engine {
         reactor: Reactor,
         options: &NodeOptions,
         seed: Option<u64>,
-        shared: &Arc<Mutex<Shared>>,
+        shared: &Arc<Lock<Shared>>,
         layer: Option<Box<dyn Layer>>,
     ) -> Self {
         let mut fabric_options = Options::new(FABRIC_CLASS);
@@ -169,6 +179,7 @@ impl Engine {
         fabric.serve(&reactor, Arc::new(crate::Registry::new(instance)));
         let core = Core {
             shared: Arc::clone(shared),
+            reports: Vec::new(),
             sessions: HashMap::new(),
             by_fabric: HashMap::new(),
             puts: Slots::default(),
@@ -199,24 +210,36 @@ impl Engine {
         self.reactor.io().name
     }
 
-    /// See [`held`].
-    pub(super) fn held(&mut self) -> NodeCounters {
-        held(&mut self.fabric, &self.reactor)
+    /// Writes to the tables what has ended on the loop, and takes the commands out of them. To be called with the tables of this node.
+    pub(super) fn settle(&mut self, shared: &mut Shared) {
+        self.core.report(shared);
+        if self.commands.is_empty() {
+            std::mem::swap(&mut self.commands, &mut shared.commands);
+        } else {
+            self.commands.append(&mut shared.commands);
+        }
     }
 
-    /// Runs what was asked for, and sends what came of it.
-    pub(super) fn submit(&mut self) {
-        let mut commands = std::mem::take(&mut self.commands);
-        loop {
-            std::mem::swap(&mut commands, &mut self.core.shared().commands);
-            if commands.is_empty() {
-                break;
-            }
-            for command in commands.drain(..) {
-                self.core.run(&mut self.fabric, &mut self.reactor, command);
-            }
+    /// Whether commands were taken that have not run.
+    pub(super) fn has_commands(&self) -> bool {
+        !self.commands.is_empty()
+    }
+
+    /// Whether the kernel has not been given all that was submitted.
+    pub(super) fn has_unsubmitted(&mut self) -> bool {
+        self.reactor.has_unsubmitted()
+    }
+
+    /// Runs the commands that were taken, and sends what comes of them.
+    pub(super) fn run_commands(&mut self) {
+        if self.commands.is_empty() {
+            return;
         }
-        // Kept, and so is what it was swapped for; but not what a burst has left.
+        let mut commands = std::mem::take(&mut self.commands);
+        for command in commands.drain(..) {
+            self.core.run(&mut self.fabric, &mut self.reactor, command);
+        }
+        // Its room is kept, but not all that a burst has left.
         commands.shrink_to(COMMANDS_KEPT);
         self.commands = commands;
         self.flush();
@@ -237,17 +260,21 @@ impl Engine {
         self.core.end_lingering();
     }
 
-    /// Submits pending requests to the kernel, if no thread is going to wait.
-    pub(super) fn leave(&mut self) {
+    /// Runs the commands that were taken, for a thread that is not going to wait: the kernel takes what they submit.
+    pub(super) fn pass_on(&mut self) {
+        self.run_commands();
+        self.hand_over();
+    }
+
+    /// Has the kernel take what was submitted.
+    pub(super) fn hand_over(&mut self) {
         self.reactor.hand_over();
     }
 
-    /// Runs the commands, for a thread that is not going to wait.
-    pub(super) fn pass_on(&mut self) {
+    /// Takes the completions that are known without asking the kernel.
+    pub(super) fn reap_known(&mut self) {
         // What fails now fails again for who waits, and is told there.
         let _ = self.turn(Reactor::reap_known);
-        self.submit();
-        self.leave();
     }
 
     /// Waits as asked, and does what has come.
@@ -303,12 +330,26 @@ impl Drop for Engine {
 }
 
 impl Core {
-    pub(super) fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The tables, which know by then all that was reported.
+    pub(super) fn shared(&mut self) -> MutexGuard<'_, Shared> {
+        let mut shared = self.shared.lock();
+        report(&mut self.reports, &mut shared);
+        shared
     }
 
-    pub(super) fn complete(&self, op: OpSlot, result: Completed) {
-        self.shared().complete(op, result);
+    /// As [`Self::shared`], with the tables that the caller has locked.
+    fn report(&mut self, shared: &mut Shared) {
+        report(&mut self.reports, shared);
+    }
+
+    /// Ends an operation. Threads see that it has ended when this one locks the tables again: no later than with the turn's end.
+    pub(super) fn complete(&mut self, op: OpSlot, result: Completed) {
+        self.reports.push(Report::Ended(op, result));
+    }
+
+    /// A message that was counted waits no longer. Seen as with [`Self::complete`].
+    pub(super) fn waits_no_longer(&mut self, session: Session) {
+        self.reports.push(Report::WaitsNoLonger(session));
     }
 
     pub(super) fn with_layer(
@@ -464,7 +505,7 @@ impl Core {
                 if !is_waiting && !self.cancel_deferred(session, op) {
                     return;
                 }
-                self.shared().waits_no_longer(session);
+                self.waits_no_longer(session);
                 self.complete(op.0, Err(OpError::Cancelled));
             }
             OpKind::Transfer(session) => {
@@ -476,6 +517,16 @@ impl Core {
             OpKind::Receive(_) | OpKind::Accept | OpKind::Connect(_) | OpKind::Plain => {}
         }
     }
+}
+
+fn report(reports: &mut Vec<Report>, shared: &mut Shared) {
+    for report in reports.drain(..) {
+        match report {
+            Report::Ended(op, result) => shared.complete(op, result),
+            Report::WaitsNoLonger(session) => shared.waits_no_longer(session),
+        }
+    }
+    reports.shrink_to(COMMANDS_KEPT);
 }
 
 /// The loop's own share of the counters: windows, loans, frames and registrations.

@@ -23,7 +23,8 @@ const CREDITS_MAX: u32 = 1 << 20;
 impl Handler for Core {
     fn up(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId) {
         if !self.by_fabric.contains_key(&slot) {
-            let session = self.shared().add_session(Phase::Arriving, self.credits);
+            let credits = self.credits;
+            let session = self.shared().add_session(Phase::Arriving, credits);
             self.add_link(slot, session, false);
         }
         grant(fabric, slot, u32::from(self.credits));

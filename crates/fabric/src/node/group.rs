@@ -192,6 +192,7 @@ impl Group {
         }
         group.members += 1;
         state.group = Some((self.slot, context));
+        op.release();
         for waiter in state.waiters.drain(..) {
             waiter.wake();
         }
@@ -199,9 +200,8 @@ impl Group {
         if let Some(result) = state.result.take() {
             shared.ops.remove(slot);
             shared.groups.completed(self.slot, context, (origin, result));
-            drop(tables);
             // Who waits for it may be the one that turns the loop, and sleep there.
-            self.node.inner.nudge();
+            self.node.inner.nudge(tables);
         }
         Ok(id)
     }
@@ -248,9 +248,9 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        let must_look = self.node.inner.lock().is_ok_and(|mut shared| shared.end_group(self.slot));
-        if must_look {
-            self.node.inner.nudge();
+        let Ok(mut shared) = self.node.inner.lock() else { return };
+        if shared.end_group(self.slot) {
+            self.node.inner.nudge(shared);
         }
     }
 }

@@ -3,6 +3,7 @@
 
 use byway_reactor::{Instant, Reactor};
 
+use super::command::Command;
 use super::engine::Core;
 use super::error::SubmitError;
 use super::op::{Completed, Op, OpId};
@@ -63,7 +64,8 @@ impl<'a> Turn<'a> {
 
     /// Ends an operation; does nothing if it has ended.
     pub fn complete(&mut self, op: OpId, result: Completed) {
-        self.core.complete(op.0, result);
+        // At once: a thread of the layer's that finds its own tables changed takes it for ended.
+        self.core.shared().complete(op.0, result);
     }
 
     /// Asks for [`Layer::alarm`] at that time, or earlier where it was asked for that.
@@ -109,7 +111,7 @@ impl Node {
     /// `Busy`, `Forked`.
     pub fn layer_op(&self) -> Result<Op, SubmitError> {
         let slot = self.inner.lock()?.begin(OpKind::Layer)?;
-        Ok(Op { node: self.clone(), slot })
+        Ok(Op::new(self, slot))
     }
 
     /// Ends an operation of the layer's.
@@ -117,21 +119,28 @@ impl Node {
     /// # Errors
     /// `Forked`.
     pub fn complete(&self, op: OpId, result: Completed) -> Result<(), SubmitError> {
-        self.inner.lock()?.complete(op.0, result);
-        self.inner.nudge();
+        let mut shared = self.inner.lock()?;
+        shared.complete(op.0, result);
+        self.inner.nudge(shared);
         Ok(())
     }
 
-    /// As [`Turn::send`]. Messages go out in the order in which they are given.
+    /// As [`Turn::send`], and [`Turn::set_alarm`] for an `alarm`. Messages go out in the order in which they are given.
     ///
     /// # Errors
     /// The session is gone; `Forked`.
-    pub fn layer_send(&self, session: Session, header: Header, payload: Vec<u8>) -> Result<(), SubmitError> {
+    pub fn layer_send(
+        &self,
+        session: Session,
+        header: Header,
+        payload: Vec<u8>,
+        alarm: Option<Instant>,
+    ) -> Result<(), SubmitError> {
         let mut shared = self.inner.lock()?;
         shared.usable(session)?;
-        shared.commands.push_back(super::command::Command::Say { session, header: Box::new(header), payload });
-        drop(shared);
-        self.inner.nudge();
+        shared.commands.push_back(Command::Say { session, header: Box::new(header), payload });
+        shared.commands.extend(alarm.map(|at| Command::Alarm { at }));
+        self.inner.nudge(shared);
         Ok(())
     }
 
@@ -149,8 +158,9 @@ impl Node {
     /// # Errors
     /// `Forked`.
     pub fn set_layer_alarm(&self, at: Instant) -> Result<(), SubmitError> {
-        self.inner.lock()?.commands.push_back(super::command::Command::Alarm { at });
-        self.inner.nudge();
+        let mut shared = self.inner.lock()?;
+        shared.commands.push_back(Command::Alarm { at });
+        self.inner.nudge(shared);
         Ok(())
     }
 }

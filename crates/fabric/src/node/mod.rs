@@ -61,6 +61,8 @@ mod fork;
 mod group;
 mod layer;
 mod liveness;
+#[doc(hidden)]
+pub mod lock;
 mod memory;
 mod moving;
 mod op;
@@ -76,7 +78,7 @@ use std::mem::ManuallyDrop;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -88,6 +90,7 @@ pub use self::error::{InUse, NodeError, OpError, SubmitError, WaitError};
 pub use self::feedback::SessionFeedback;
 pub use self::group::{Group, GroupCompletion, GroupFull};
 pub use self::layer::{Layer, Turn};
+use self::lock::Lock;
 pub use self::memory::{Bytes, Memory, Segment, Window};
 pub use self::op::{Completed, Op, OpId, Outcome};
 use self::shared::SessionState;
@@ -210,8 +213,8 @@ struct Inner {
     number: u64,
     mark: fork::Mark,
     /// Not dropped in the child of a fork: it would speak on the parent's connections.
-    engine: ManuallyDrop<Mutex<Engine>>,
-    shared: ManuallyDrop<Arc<Mutex<Shared>>>,
+    engine: ManuallyDrop<Lock<Engine>>,
+    shared: ManuallyDrop<Arc<Lock<Shared>>>,
     waker: Waker,
     /// Of [`Node::descriptor`], once asked for.
     poll: OnceLock<poll::Poll>,
@@ -297,14 +300,14 @@ impl Node {
         reactor.take_all_memory();
         let (waker, clock) = (reactor.waker(), reactor.clock());
         let loop_fd = reactor.descriptor().map(|fd| fd.try_clone_to_owned()).transpose()?;
-        let shared = Arc::new(Mutex::new(Shared::default()));
+        let shared = Arc::new(Lock::new(Shared::default()));
         let engine = Engine::new(reactor, options, seed, &shared, layer);
         let inner = Inner {
             number: NODES.fetch_add(1, Ordering::Relaxed),
             mark: fork::Mark::new()?,
             io: engine.io(),
             messages: options.messages.max(1),
-            engine: ManuallyDrop::new(Mutex::new(engine)),
+            engine: ManuallyDrop::new(Lock::new(engine)),
             shared: ManuallyDrop::new(shared),
             waker,
             poll: OnceLock::new(),

@@ -8,6 +8,7 @@ use crate::session::CloseReason;
 use crate::slots::Slot;
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How an operation ended.
 pub type Completed = Result<Outcome, OpError>;
@@ -57,9 +58,20 @@ impl OpId {
 pub struct Op {
     pub(super) node: Node,
     pub(super) slot: OpSlot,
+    /// The tables have nothing that would go with this handle: its result was taken, or is a group's.
+    released: AtomicBool,
 }
 
 impl Op {
+    pub(super) fn new(node: &Node, slot: OpSlot) -> Self {
+        Self { node: node.clone(), slot, released: AtomicBool::new(false) }
+    }
+
+    /// Nothing goes with this handle any more.
+    pub(super) fn release(&self) {
+        self.released.store(true, Ordering::Relaxed);
+    }
+
     /// Its name.
     pub fn id(&self) -> OpId {
         OpId(self.slot)
@@ -91,10 +103,8 @@ impl Op {
         // not, is one step.
         let mut shared = self.node.inner.lock()?;
         let ended = shared.call_off(self.slot);
-        let must_look = !shared.commands.is_empty();
-        drop(shared);
-        if must_look {
-            self.node.inner.nudge();
+        if !shared.commands.is_empty() {
+            self.node.inner.nudge(shared);
         }
         ended.ok_or(error)
     }
@@ -119,9 +129,12 @@ impl Op {
 
 impl Drop for Op {
     fn drop(&mut self) {
-        let must_look = self.node.inner.lock().is_ok_and(|mut shared| shared.detach(self.slot));
-        if must_look {
-            self.node.inner.nudge();
+        if *self.released.get_mut() {
+            return;
+        }
+        let Ok(mut shared) = self.node.inner.lock() else { return };
+        if shared.detach(self.slot) {
+            self.node.inner.nudge(shared);
         }
     }
 }

@@ -5,7 +5,6 @@
 //! thread is not the last one that drove the loop.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::MutexGuard;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use byway_reactor::{Errno, Instant, Wait};
@@ -15,7 +14,7 @@ use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, 
 
 use super::engine::Engine;
 use super::error::WaitError;
-use super::{Inner, Node};
+use super::{Inner, Node, lock};
 
 pub(super) struct Poll {
     all: OwnedFd,
@@ -76,19 +75,35 @@ impl Poll {
 }
 
 impl Inner {
-    /// Releases the engine, and leaves the loop's next work to polling programs. To be followed by [`Inner::left_engine`].
-    pub(super) fn release_engine(&self, mut engine: MutexGuard<'_, Engine>) {
-        let quiet = self.poll.get().is_some_and(|poll| {
+    /// Sets the timer of those who poll for what the loop must do next. True if it has nothing to do before.
+    pub(super) fn arm_poll(&self, engine: &mut Engine) -> bool {
+        self.poll.get().is_some_and(|poll| {
             let (quiet, next) = engine.reactor().before_sleep();
             poll.arm(next, engine.now());
             quiet
-        });
-        drop(engine);
-        // Not before: whoever polls would find the engine taken, and think that this was still to come. The descriptor may have been
-        // asked for in between.
-        if let Some(poll) = self.poll.get().filter(|_| !quiet) {
+        })
+    }
+
+    /// Tells those who poll. The engine is free by then: else they would find it taken, and expect another signal.
+    pub(super) fn signal_poll(&self) {
+        if let Some(poll) = self.poll.get() {
+            lock::count_wake();
             poll.signal();
         }
+    }
+
+    fn turn_until_quiet(&self, engine: &mut Engine) -> Result<(), Errno> {
+        for turn in 0..TURNS_MAX {
+            if turn > 0 {
+                drop(self.settle(engine));
+            }
+            engine.run_commands();
+            engine.reap(Wait::Poll)?;
+            if engine.reactor().before_sleep().0 {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -129,40 +144,28 @@ impl Node {
 
     fn look(&self, takes_news: bool) -> Result<bool, WaitError> {
         let inner = &self.inner;
-        drop(inner.lock()?);
+        if inner.mark.is_child() {
+            return Err(WaitError::Forked);
+        }
         // What is signalled from here on is for the next look.
         if let Some(poll) = inner.poll.get() {
             poll.clear();
         }
-        let turned = inner.try_engine().map(|mut engine| {
-            let turned = engine.turn_until_quiet();
-            engine.leave();
-            inner.release_engine(engine);
-            turned
-        });
-        // Who has taken it is not told of it again.
-        let news = takes_news && std::mem::take(&mut inner.lock()?.news);
-        match turned {
-            Some(turned) => {
-                inner.left_engine();
-                turned.map_err(WaitError::Io)?;
-            }
+        let mut shared = inner.lock()?;
+        let Some(mut engine) = inner.try_engine() else {
+            let news = takes_news && std::mem::take(&mut shared.news);
             // While somebody else turns the loop, what he brings is signalled, and its timers are his.
-            None => inner.tell_poll(),
-        }
+            inner.tell_poll(shared);
+            return Ok(news);
+        };
+        engine.settle(&mut shared);
+        drop(shared);
+        let turned = inner.turn_until_quiet(&mut engine);
+        let mut shared = inner.settle(&mut engine);
+        // Who has taken it is not told of it again.
+        let news = takes_news && std::mem::take(&mut shared.news);
+        inner.release_engine(engine, shared);
+        turned.map_err(WaitError::Io)?;
         Ok(news)
-    }
-}
-
-impl Engine {
-    fn turn_until_quiet(&mut self) -> Result<(), Errno> {
-        for _ in 0..TURNS_MAX {
-            self.submit();
-            self.reap(Wait::Poll)?;
-            if self.reactor().before_sleep().0 {
-                break;
-            }
-        }
-        Ok(())
     }
 }

@@ -2,14 +2,14 @@
 
 use std::net::SocketAddr;
 use std::ops::Range;
+use std::sync::MutexGuard;
 use std::sync::mpsc::sync_channel;
 
 use super::command::{Command, Header};
 use super::error::{NodeError, OpError, SubmitError, WaitError};
 use super::memory::{HeldSegments, Places, Segment, Window};
 use super::op::{Op, OpId, Outcome};
-use super::shared::OpKind;
-use super::shared::OpSlot;
+use super::shared::{OpKind, OpSlot, Shared};
 use super::{Deadline, Message, Node, NodeCounters, Session};
 use crate::descriptor::{Descriptor, Rights};
 use crate::limits::{OPERATION_BYTES_MAX, SEGMENTS_MAX, SMALL_BYTES_MAX};
@@ -19,12 +19,21 @@ use byway_reactor::{Address, Mapping};
 impl Node {
     /// Begins an operation that the loop does.
     fn command(&self, kind: OpKind, command: impl FnOnce(OpSlot) -> Command) -> Result<Op, SubmitError> {
-        let mut shared = self.inner.lock()?;
+        let shared = self.inner.lock()?;
+        self.command_with(shared, kind, command)
+    }
+
+    /// As [`Self::command`], with the tables that the caller has locked.
+    fn command_with(
+        &self,
+        mut shared: MutexGuard<'_, Shared>,
+        kind: OpKind,
+        command: impl FnOnce(OpSlot) -> Command,
+    ) -> Result<Op, SubmitError> {
         let slot = shared.begin(kind)?;
         shared.commands.push_back(command(slot));
-        drop(shared);
-        self.inner.nudge();
-        Ok(Op { node: self.clone(), slot })
+        self.inner.nudge(shared);
+        Ok(Op::new(self, slot))
     }
 
     /// An operation that ends without anybody's doing but the loop's.
@@ -81,9 +90,8 @@ impl Node {
         let mut shared = self.inner.lock()?;
         let (slot, session) = shared.connect(credits)?;
         shared.commands.push_back(Command::Connect { session, address: address.clone(), tls });
-        drop(shared);
-        self.inner.nudge();
-        Ok(Op { node: self.clone(), slot })
+        self.inner.nudge(shared);
+        Ok(Op::new(self, slot))
     }
 
     /// Connects, and waits for it.
@@ -99,9 +107,10 @@ impl Node {
     /// # Errors
     /// `Busy`, `Forked`.
     pub fn start_accept(&self) -> Result<Op, SubmitError> {
-        let slot = self.inner.lock()?.accept()?;
-        self.inner.tell_poll();
-        Ok(Op { node: self.clone(), slot })
+        let mut shared = self.inner.lock()?;
+        let slot = shared.accept()?;
+        self.inner.tell_poll(shared);
+        Ok(Op::new(self, slot))
     }
 
     /// Waits for a session that a peer begins.
@@ -122,8 +131,7 @@ impl Node {
         if shared.close(session) {
             shared.commands.push_back(Command::Close { session });
         }
-        drop(shared);
-        self.inner.nudge();
+        self.inner.nudge(shared);
         Ok(())
     }
 
@@ -152,9 +160,8 @@ impl Node {
             }
         };
         shared.commands.push_back(command(slot));
-        drop(shared);
-        self.inner.nudge();
-        Ok(Op { node: self.clone(), slot })
+        self.inner.nudge(shared);
+        Ok(Op::new(self, slot))
     }
 
     /// Receives the next message, of one session or of any: an operation. From any, it also brings the end of each session, once,
@@ -171,13 +178,11 @@ impl Node {
         });
         if let Some(session) = message.filter(|session| shared.is_credit_due(*session)) {
             shared.commands.push_back(Command::GiveCredit { session });
-            drop(shared);
-            self.inner.nudge();
+            self.inner.nudge(shared);
         } else {
-            drop(shared);
-            self.inner.tell_poll();
+            self.inner.tell_poll(shared);
         }
-        Ok(Op { node: self.clone(), slot })
+        Ok(Op::new(self, slot))
     }
 
     /// Waits for the next message of any session; skips the ends of sessions.
@@ -316,8 +321,9 @@ impl Node {
 
     /// Ends an operation at once: one that has not begun is cancelled; else its session ends, with all that is under way there.
     pub(super) fn give_up(&self, op: Option<OpId>, session: Session) -> Result<(), SubmitError> {
-        self.inner.lock()?.commands.push_back(Command::GiveUp { op, session });
-        self.inner.nudge();
+        let mut shared = self.inner.lock()?;
+        shared.commands.push_back(Command::GiveUp { op, session });
+        self.inner.nudge(shared);
         Ok(())
     }
 
@@ -335,8 +341,9 @@ impl Node {
         kind: OpKind,
         command: impl FnOnce(OpSlot) -> Command,
     ) -> Result<Op, SubmitError> {
-        self.inner.lock()?.usable(session)?;
-        self.command(kind, command)
+        let mut shared = self.inner.lock()?;
+        shared.usable(session)?;
+        self.command_with(shared, kind, command)
     }
 
     /// As [`Op::cancel`], by name.
@@ -350,8 +357,7 @@ impl Node {
         {
             shared.commands.push_back(Command::Cancel { op, kind });
         }
-        drop(shared);
-        self.inner.nudge();
+        self.inner.nudge(shared);
         Ok(())
     }
 
@@ -389,9 +395,8 @@ impl Node {
         // However much is under way: a window that could not be closed would stay open to the peer, and its handle is gone.
         let slot = shared.begin_beyond(OpKind::Plain);
         shared.commands.push_back(Command::CloseWindow { op: slot, sessions, descriptor, mapping });
-        drop(shared);
-        self.inner.nudge();
-        Ok(Op { node: self.clone(), slot })
+        self.inner.nudge(shared);
+        Ok(Op::new(self, slot))
     }
 
     /// What it has, counted now: if another thread turns the loop, by that thread, between two of its steps.
@@ -404,15 +409,10 @@ impl Node {
             (shared.ops.len(), shared.sessions.len())
         };
         let held = loop {
-            if let Some(mut engine) = self.inner.try_engine() {
-                let held = engine.held();
-                self.inner.release_engine(engine);
-                self.inner.left_engine();
-                break held;
-            }
             let (tell, told) = sync_channel(1);
-            self.inner.lock()?.commands.push_back(Command::Count { tell });
-            self.inner.nudge();
+            let mut shared = self.inner.lock()?;
+            shared.commands.push_back(Command::Count { tell });
+            self.inner.nudge(shared);
             // A thread that panics while it turns the loop tells nothing.
             if let Ok(held) = told.recv() {
                 break held;

@@ -236,7 +236,7 @@ impl Core {
     }
 
     pub(super) fn send_now(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, waiting: Waiting) {
-        self.shared().waits_no_longer(session);
+        self.waits_no_longer(session);
         let Some(state) = self.sessions.get(&session) else { return };
         match waiting {
             Waiting::Message { op, header, payload } => {
@@ -253,7 +253,7 @@ impl Core {
     }
 
     pub(super) fn end_waiting(&mut self, session: Session, waiting: Waiting, reason: CloseReason) {
-        self.shared().waits_no_longer(session);
+        self.waits_no_longer(session);
         match waiting {
             Waiting::Message { op: Some(op), .. } => self.complete(op, Err(OpError::Ended(reason))),
             Waiting::Message { .. } => {}

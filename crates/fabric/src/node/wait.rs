@@ -1,14 +1,12 @@
 //! Waiting without a thread of the library: one waiting thread drives the loop, and the others sleep until their operations
 //! have ended or they must drive it.
 //!
-//! There are two locks. The driving thread holds that of the *engine*, also while it sleeps in the kernel; other threads
-//! only ever try it. That of the *tables* is held for moments. A thread that finds the engine taken leaves its request in
-//! the tables and wakes the loop. A thread that releases the engine checks the tables afterwards: it executes requests that
-//! came too late for its last turn, and wakes one of the sleeping threads to drive the loop in its place. A sleeper was
-//! entered in the tables before its last attempt at the engine, so one of the two sees the other, and no thread sleeps while
-//! no thread drives.
+//! Two locks. That of the *engine* is held by the thread that drives the loop, also while it sleeps in the kernel, and is only ever
+//! tried. That of the *tables* is held for moments. The engine is tried and released only with the tables locked. So a thread that
+//! finds the engine taken leaves its command in the tables, or enters itself there and sleeps, before the driver can release the
+//! engine; and the driver releases it only when no command is left, and wakes one of the sleepers to drive the loop in its place.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use byway_reactor::Wait;
@@ -18,7 +16,7 @@ use super::error::{SubmitError, WaitError};
 use super::group::GroupSlot;
 use super::op::{Completed, Op};
 use super::shared::Shared;
-use super::{Inner, Node};
+use super::{Inner, Node, lock};
 
 /// When a wait ends at the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,6 +72,7 @@ pub(super) struct Parker {
 
 impl Parker {
     pub(super) fn wake(&self) {
+        lock::count_wake();
         *self.woken.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.changed.notify_one();
     }
@@ -122,7 +121,8 @@ impl On<'_> {
         }
     }
 
-    fn leave(self, shared: &mut Shared, parker: &Arc<Parker>) {
+    /// True if the engine was offered to the sleeper.
+    fn leave(self, shared: &mut Shared, parker: &Arc<Parker>) -> bool {
         match self {
             On::Ops(ops) => {
                 for op in ops {
@@ -133,7 +133,8 @@ impl On<'_> {
             }
             On::Group(group) => shared.groups.remove_waiter(group, parker),
         }
-        shared.followers.retain(|other| !Arc::ptr_eq(other, parker));
+        let place = shared.followers.iter().position(|other| Arc::ptr_eq(other, parker));
+        place.and_then(|place| shared.followers.remove(place)).is_none()
     }
 
     /// The thread that waits turns the loop from now on, or does so no longer.
@@ -156,8 +157,7 @@ impl Inner {
     }
 
     fn tables(&self) -> MutexGuard<'_, Shared> {
-        // The tables are whole between any two of their calls.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.lock()
     }
 
     /// Whether this thread may not use the engine, see [`Inner::home`].
@@ -167,67 +167,85 @@ impl Inner {
 
     pub(super) fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
         assert!(!self.is_away(), "a node on a simulated loop belongs to the thread that made it");
-        match self.engine.try_lock() {
-            Ok(engine) => Some(engine),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
+        self.engine.try_lock()
     }
 
-    /// There are new commands: takes them to the loop, or makes the driving thread do so.
-    pub(super) fn nudge(&self) {
-        match self.try_engine() {
-            None => self.waker.wake(),
-            Some(mut engine) => {
-                engine.pass_on();
-                self.release_engine(engine);
-                self.left_engine();
-            }
-        }
+    /// Has the thread that drives the loop look at the tables.
+    fn wake_driver(&self) {
+        lock::count_wake();
+        self.waker.wake();
     }
 
-    /// Must be called by the thread that has released the engine.
-    pub(super) fn left_engine(&self) {
-        loop {
-            let mut shared = self.tables();
-            if shared.commands.is_empty() {
-                let (news, poll) = (shared.news, self.poll.get());
-                if let Some(poll) = poll.filter(|_| news) {
-                    poll.signal();
-                }
-                // Somebody may turn the loop by now. Then this wakes one in vain, who sleeps again.
-                if let Some(follower) = shared.followers.pop_front() {
-                    follower.wake();
-                }
-                return;
-            }
+    /// There are new commands in the tables, or something for the driver to look at: takes them to the loop, or has the thread that
+    /// drives it do so.
+    pub(super) fn nudge(&self, mut shared: MutexGuard<'_, Shared>) {
+        let Some(mut engine) = self.try_engine() else {
             drop(shared);
-            let Some(mut engine) = self.try_engine() else { return };
+            return self.wake_driver();
+        };
+        engine.settle(&mut shared);
+        drop(shared);
+        engine.reap_known();
+        engine.pass_on();
+        let shared = self.settle(&mut engine);
+        self.release_engine(engine, shared);
+    }
+
+    /// The tables, with what has ended on the loop. The engine has their commands.
+    pub(super) fn settle(&self, engine: &mut Engine) -> MutexGuard<'_, Shared> {
+        let mut shared = self.tables();
+        engine.settle(&mut shared);
+        shared
+    }
+
+    /// Releases the engine when it has done all that was asked for, and offers it to a thread that sleeps.
+    pub(super) fn release_engine<'a>(&'a self, mut engine: MutexGuard<'_, Engine>, mut shared: MutexGuard<'a, Shared>) {
+        // Not with the tables locked: the kernel may copy what is sent. What it does not take now it takes with the next turn.
+        if engine.has_unsubmitted() {
+            drop(shared);
+            engine.hand_over();
+            shared = self.settle(&mut engine);
+        }
+        while engine.has_commands() {
+            drop(shared);
             engine.pass_on();
-            self.release_engine(engine);
+            shared = self.settle(&mut engine);
+        }
+        let quiet = self.arm_poll(&mut engine);
+        drop(engine);
+        let news = shared.news;
+        offer_engine(&mut shared);
+        drop(shared);
+        // The descriptor may have been asked for in between.
+        if news || !quiet {
+            self.signal_poll();
         }
     }
 
-    /// Notifies programs with a poll loop of their own that an operation has ended.
-    pub(super) fn tell_poll(&self) {
-        if let Some(poll) = self.poll.get()
-            && self.tables().news
-        {
-            poll.signal();
+    /// Tells those who wait with a poll of their own, if something has ended.
+    pub(super) fn tell_poll(&self, shared: MutexGuard<'_, Shared>) {
+        let news = shared.news;
+        drop(shared);
+        if news {
+            self.signal_poll();
         }
     }
 
-    /// Turns the loop until `look` finds something or the deadline has passed.
-    fn drive<T>(
-        &self,
+    /// Turns the loop until `look` finds something or the deadline has passed. It has looked, and the engine has all commands. Gives
+    /// the tables as they are after the last look.
+    fn drive<'a, T>(
+        &'a self,
         engine: &mut Engine,
         deadline: Deadline,
         look: &mut impl FnMut(&mut Shared) -> Option<T>,
-    ) -> Result<T, WaitError> {
+    ) -> (Result<T, WaitError>, MutexGuard<'a, Shared>) {
         loop {
-            engine.submit();
-            if let Some(found) = look(&mut self.tables()) {
-                return Ok(found);
+            while engine.has_commands() {
+                engine.run_commands();
+                let mut shared = self.settle(engine);
+                if let Some(found) = look(&mut shared) {
+                    return (Ok(found), shared);
+                }
             }
             let wait = match deadline.on_loop(engine.now()) {
                 _ if deadline.has_passed() => Wait::Poll,
@@ -237,14 +255,18 @@ impl Inner {
             if let Some(poll) = self.poll.get().filter(|_| wait != Wait::Poll) {
                 poll.disarm();
             }
-            engine.reap(wait).map_err(WaitError::Io)?;
-            self.tell_poll();
-            if let Some(found) = look(&mut self.tables()) {
-                return Ok(found);
+            let turned = engine.reap(wait);
+            let mut shared = self.settle(engine);
+            if let Err(error) = turned {
+                return (Err(WaitError::Io(error)), shared);
+            }
+            if let Some(found) = look(&mut shared) {
+                return (Ok(found), shared);
             }
             if deadline.has_passed() {
-                return Err(WaitError::Deadline);
+                return (Err(WaitError::Deadline), shared);
             }
+            self.tell_poll(shared);
         }
     }
 
@@ -258,43 +280,42 @@ impl Inner {
         if self.mark.is_child() {
             return Err(WaitError::Forked);
         }
-        if let Some(found) = look(&mut self.tables()) {
-            return Ok(found);
-        }
         let mut parker: Option<Arc<Parker>> = None;
-        let found = loop {
-            if let Some(mut engine) = self.try_engine() {
-                // It looks for itself now: what wakes a sleeper is for the others.
-                if let Some(parker) = parker.take() {
-                    on.leave(&mut self.tables(), &parker);
-                }
-                on.set_driven(&mut self.tables(), true);
-                let found = self.drive(&mut engine, deadline, &mut look);
-                engine.leave();
-                on.set_driven(&mut self.tables(), false);
-                self.release_engine(engine);
-                break found;
-            }
-            match &parker {
-                // It is entered now, and tries once more before it sleeps.
-                None => parker = Some(Arc::default()),
-                Some(parker) => parker.sleep(deadline),
-            }
-            let Some(parker) = &parker else { continue };
+        loop {
             let mut shared = self.tables();
-            if let Some(found) = look(&mut shared) {
-                break Ok(found);
+            // What wakes a sleeper is for the others: this thread looks for itself now, or drives.
+            let was_offered = parker.as_ref().is_some_and(|parker| on.leave(&mut shared, parker));
+            let found = look(&mut shared);
+            if found.is_none()
+                && let Some(mut engine) = self.try_engine()
+            {
+                on.set_driven(&mut shared, true);
+                engine.settle(&mut shared);
+                drop(shared);
+                let (found, mut shared) = self.drive(&mut engine, deadline, &mut look);
+                on.set_driven(&mut shared, false);
+                self.release_engine(engine, shared);
+                return found;
             }
-            if deadline.has_passed() {
-                break Err(WaitError::Deadline);
+            let found = found.map(Ok).or_else(|| deadline.has_passed().then_some(Err(WaitError::Deadline)));
+            if let Some(found) = found {
+                if was_offered {
+                    offer_engine(&mut shared);
+                }
+                return found;
             }
+            let parker = parker.get_or_insert_default();
             on.enter(&mut shared, parker);
-        };
-        if let Some(parker) = &parker {
-            on.leave(&mut self.tables(), parker);
+            drop(shared);
+            parker.sleep(deadline);
         }
-        self.left_engine();
-        found
+    }
+}
+
+/// Wakes a thread that sleeps, to drive the loop. If another thread does by then, it sleeps again.
+fn offer_engine(shared: &mut Shared) {
+    if let Some(follower) = shared.followers.pop_front() {
+        follower.wake();
     }
 }
 
@@ -312,6 +333,7 @@ impl Node {
             ops.iter().enumerate().find_map(ended)
         };
         let (index, result) = self.inner.wait(On::Ops(ops), deadline.into(), take)?;
+        ops[index].release();
         Ok((index, result?))
     }
 

@@ -51,6 +51,11 @@ impl Reactor {
         }
     }
 
+    /// Whether the kernel has not taken all that was submitted: [`Reactor::hand_over`] would call it.
+    pub fn has_unsubmitted(&mut self) -> bool {
+        if let Backend::Uring(uring) = &mut self.backend { uring.has_unsubmitted() } else { false }
+    }
+
     /// Appends the completions that are known without asking the kernel: for who is going to submit, not to wait. An operation that
     /// ended when it was submitted would else hold up the next one of its stream.
     ///
@@ -98,14 +103,16 @@ impl Epoll {
 
 impl Uring {
     fn hand_over(&mut self) {
-        let mut submission = self.ring.submission();
-        submission.sync();
-        let empty = submission.is_empty();
-        drop(submission);
-        if !empty {
+        if self.has_unsubmitted() {
             // What it does not take now it takes with the next turn.
             let _ = self.ring.submit();
         }
+    }
+
+    fn has_unsubmitted(&mut self) -> bool {
+        let mut submission = self.ring.submission();
+        submission.sync();
+        !submission.is_empty()
     }
 
     fn ring_descriptor(&self) -> BorrowedFd<'_> {

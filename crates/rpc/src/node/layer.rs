@@ -1,7 +1,8 @@
 //! The calls of a node, on its loop.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, MutexGuard};
 
+use byway_fabric::node::lock::Lock;
 use byway_fabric::node::{Layer, Message, OpError, OpId, Outcome, Session, Turn};
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{CloseReason, SessionId};
@@ -9,23 +10,23 @@ use byway_reactor::Instant;
 use zerocopy::IntoBytes;
 
 use super::waiting::Line;
-use super::{Arrived, Tables, lock};
+use super::{Arrived, Tables};
 use crate::limits::REQUESTS_MAX;
 use crate::message::{Inline, Status, Token};
 use crate::seeded::{self, Bug};
 use crate::session::{Answer, CallRef, CannotSend, EndedCalls, Event, Incomer};
 
 pub(super) struct RpcLayer {
-    tables: Arc<Mutex<Tables>>,
+    tables: Arc<Lock<Tables>>,
 }
 
 impl RpcLayer {
-    pub(super) fn new(tables: Arc<Mutex<Tables>>) -> Self {
+    pub(super) fn new(tables: Arc<Lock<Tables>>) -> Self {
         Self { tables }
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
-        lock(&self.tables)
+        self.tables.lock()
     }
 
     /// Sends what the call protocol has to say, and behind it the calls that have credit by now. Credit comes back in more

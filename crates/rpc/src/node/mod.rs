@@ -35,8 +35,9 @@ mod server;
 mod waiting;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 
+use byway_fabric::node::lock::Lock;
 use byway_fabric::node::{
     DESCRIPTOR_BYTES, Deadline, Descriptor, Layer, Node, NodeOptions, Op, OpError, OpId, Outcome, Session, SubmitError,
 };
@@ -141,7 +142,7 @@ struct Tables {
 pub struct Rpc {
     node: Node,
     id: NodeId,
-    tables: Arc<Mutex<Tables>>,
+    tables: Arc<Lock<Tables>>,
 }
 
 impl Rpc {
@@ -184,7 +185,7 @@ impl Rpc {
             let why = "a program's node takes no notices: grant 0 of them";
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, why));
         }
-        let tables = Arc::new(Mutex::new(Tables {
+        let tables = Arc::new(Lock::new(Tables {
             calls: Calls::new(id, spoken),
             waiting: WaitingCalls::default(),
             in_flight: 0,
@@ -218,7 +219,7 @@ impl Rpc {
     }
 
     fn tables(&self) -> MutexGuard<'_, Tables> {
-        lock(&self.tables)
+        self.tables.lock()
     }
 
     /// The node's counters of its calls.
@@ -253,14 +254,11 @@ impl Rpc {
         let payload = pack(call.windows, call.payload, 0)?;
         let (protocol, method, windows) = (call.protocol, call.method, call.windows.len() as u8);
         let waiting = WaitingCall { op: None, protocol, method, windows, arguments, payload, deadline: at };
-        let op = self.begin(session, waiting)?;
-        if at < Instant::FAR {
-            self.node.set_layer_alarm(at)?;
-        }
-        Ok(op)
+        self.begin(session, waiting)
     }
 
     fn begin(&self, session: Session, mut call: WaitingCall) -> Result<Op, SubmitError> {
+        let alarm = Some(call.deadline).filter(|at| *at < Instant::FAR);
         let mut tables = self.tables();
         if tables.in_flight + tables.waiting.len() >= CALLS_MAX {
             return Err(SubmitError::Busy);
@@ -281,7 +279,7 @@ impl Rpc {
             Ok((id, header)) => {
                 tables.in_flight += 1;
                 drop(tables);
-                match self.node.layer_send(session, header, call.payload) {
+                match self.node.layer_send(session, header, call.payload, alarm) {
                     Ok(()) => return Ok(op),
                     Err(error) => {
                         let mut tables = self.tables();
@@ -292,14 +290,21 @@ impl Rpc {
                     }
                 }
             }
-            Err(CannotSend::NoCredit) => match tables.waiting.push(session.into(), call) {
-                Ok(()) => return Ok(op),
-                Err(_) => SubmitError::Busy,
-            },
-            Err(CannotSend::NotServed(_)) => SubmitError::Unsupported,
-            Err(CannotSend::Ended) => self.node.session_error(session),
+            Err(error) => {
+                let waits = error == CannotSend::NoCredit && tables.waiting.push(session.into(), call).is_ok();
+                drop(tables);
+                match error {
+                    CannotSend::NoCredit if waits => {
+                        alarm.map_or(Ok(()), |at| self.node.set_layer_alarm(at))?;
+                        return Ok(op);
+                    }
+                    CannotSend::NoCredit => SubmitError::Busy,
+                    CannotSend::NotServed(_) => SubmitError::Unsupported,
+                    CannotSend::Ended => self.node.session_error(session),
+                }
+            }
         };
-        // Nobody else will end it, and only what has ended is forgotten.
+        // Nobody else will end it, and only what has ended is forgotten. The tables are free: this may turn the loop.
         self.node.complete(op.id(), Err(OpError::Cancelled))?;
         Err(refused)
     }
@@ -308,14 +313,9 @@ impl Rpc {
     fn send_all(&self, outbox: Vec<Outbound>) {
         for out in outbox {
             // What a session's peer was to hear it needs no more.
-            let _ = self.node.layer_send(out.session.into(), out.header, out.payload);
+            let _ = self.node.layer_send(out.session.into(), out.header, out.payload, None);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks leaves a table half changed by a panic.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The payload of a call, behind `before` bytes of something else: windows, and more.

@@ -144,7 +144,7 @@ impl Token {
             Some(token) if !seeded::is(Bug::TokenLeftOut) => [token.as_bytes(), &payload].concat(),
             _ => payload,
         };
-        let sent = self.rpc.node.layer_send(route.session.into(), route.header, payload);
+        let sent = self.rpc.node.layer_send(route.session.into(), route.header, payload, None);
         // Behind the answer: a caller that hears first that it was answered takes an answer over its own session for lost.
         self.rpc.send_all(outbox);
         sent
@@ -186,7 +186,7 @@ impl Token {
         match delegated {
             // If the third's session ends before it is sent, the caller is told by the end of that session.
             Ok((header, token)) => {
-                let _ = self.rpc.node.layer_send(third, header, [token.as_bytes(), &payload].concat());
+                let _ = self.rpc.node.layer_send(third, header, [token.as_bytes(), &payload].concat(), None);
                 Ok(())
             }
             Err(error) => {

@@ -118,15 +118,14 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     let mine = Mapping::new(4096).unwrap();
     let held = HeldSegment { mapping: mine.counted(), start: 0, len: 4096 };
     let used = held.mapping.hold();
-    let mut engine = node.inner.try_engine().unwrap();
-    let Engine { reactor, fabric, core, .. } = &mut *engine;
-    let places = Places { window: lie, ranges: vec![(0, 4096)].into() };
-    core.start_put(fabric, reactor, (op, session), (vec![held].into(), places), None);
-    let result = || node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone());
-    assert_eq!(result(), None, "the memory is in use");
+    with_core(&node, |core, fabric, reactor| {
+        let places = Places { window: lie, ranges: vec![(0, 4096)].into() };
+        core.start_put(fabric, reactor, (op, session), (vec![held].into(), places), None);
+    });
+    assert_eq!(result_of(&node, op), None, "the memory is in use");
     drop(used);
-    core.end_lingering();
-    assert_eq!((result(), mine.uses()), (Some(Err(OpError::Io(Errno::ACCESS))), 0));
+    with_core(&node, |core, _, _| core.end_lingering());
+    assert_eq!((result_of(&node, op), mine.uses()), (Some(Err(OpError::Io(Errno::ACCESS))), 0));
 }
 
 #[test]
@@ -155,14 +154,14 @@ fn what_a_lost_device_may_still_write_to_is_in_use_for_ever_and_its_operation_fa
     let counted = memory.counted();
     // SAFETY: nobody looks at the memory.
     let frame = std::mem::ManuallyDrop::new(unsafe { Frame::over(&counted, 0, 4096) });
-    let mut engine = node.inner.try_engine().unwrap();
-    engine.core.linger(op, vec![counted].into(), Ok(Outcome::Done));
-    engine.core.end_lingering();
-    let result = || node.inner.lock().unwrap().ops.get(op).and_then(|state| state.result.clone());
-    assert_eq!(result(), None, "the device has it");
+    with_core(&node, |core, _, _| {
+        core.linger(op, vec![counted].into(), Ok(Outcome::Done));
+        core.end_lingering();
+    });
+    assert_eq!(result_of(&node, op), None, "the device has it");
     frame.note_given_up();
-    engine.core.end_lingering();
-    assert_eq!(result(), Some(Err(OpError::Io(Errno::NODEV))));
+    with_core(&node, |core, _, _| core.end_lingering());
+    assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::NODEV))));
     assert!(memory.uses() > 0);
 }
 
@@ -179,7 +178,9 @@ fn node_and_peer() -> (Node, Peer, Session, tempfile::TempDir) {
 fn with_core<T>(node: &Node, run: impl FnOnce(&mut Core, &mut Fabric, &mut Reactor) -> T) -> T {
     let mut engine = node.inner.try_engine().unwrap();
     let Engine { reactor, fabric, core, .. } = &mut *engine;
-    run(core, fabric, reactor)
+    let result = run(core, fabric, reactor);
+    drop(node.inner.settle(&mut engine));
+    result
 }
 
 fn begin(node: &Node, session: Session) -> OpSlot {
