@@ -5,7 +5,7 @@ use byway_fabric::SessionId;
 use byway_fabric::wire::{BODY_BYTES, Header, Kind};
 use byway_reactor::Instant;
 use byway_rpc::message::Inline;
-use byway_rpc::session::{Ask, CallRef, Calls, Event, Grant, Spoken};
+use byway_rpc::session::{Ask, CallRef, Calls, Event, Grant, Spoken, Versions};
 use libfuzzer_sys::fuzz_target;
 
 const PROTOCOL: u8 = 1;
@@ -15,7 +15,7 @@ const KINDS: [Kind; 6] = [Kind::Call, Kind::Reply, Kind::Notice, Kind::Cancel, K
 
 fuzz_target!(|bytes: &[u8]| {
     let grant = Some(Grant { calls: CALLS, notices: 4 });
-    let spoken = vec![Spoken { protocol: PROTOCOL, versions: (1, 2), grant }];
+    let spoken = vec![Spoken { protocol: PROTOCOL, versions: Versions { oldest: 1, newest: 2 }, grant }];
     let (mut calls, mut peer) = (Calls::<usize>::new([1; 16], spoken.clone()), Calls::<usize>::new([2; 16], spoken));
     calls.up(SESSION, [3; 16], false);
     peer.up(SESSION, [3; 16], true);

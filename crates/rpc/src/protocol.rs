@@ -1,21 +1,21 @@
 //! The numbers of protocols. docs/wire.md has the list.
 
-use crate::session::Spoken;
+use crate::session::{Spoken, Versions};
 
 /// Block volumes, as `byway serve` serves them.
 pub const VOLUMES: u8 = 1;
-/// The version of [`VOLUMES`] that is spoken here, oldest and newest.
-pub const VOLUMES_VERSIONS: (u16, u16) = (1, 1);
+/// The versions of [`VOLUMES`] that are spoken here.
+pub const VOLUMES_VERSIONS: Versions = Versions::only(1);
 
 /// Files, as `byway serve` shares them.
 pub const FILES: u8 = 2;
-/// The version of [`FILES`] that is spoken here, oldest and newest.
-pub const FILES_VERSIONS: (u16, u16) = (2, 2);
+/// The versions of [`FILES`] that are spoken here.
+pub const FILES_VERSIONS: Versions = Versions::only(2);
 
 /// Lent memory.
 pub const MEMORY: u8 = 3;
-/// The version of [`MEMORY`] that is spoken here, oldest and newest.
-pub const MEMORY_VERSIONS: (u16, u16) = (2, 2);
+/// The versions of [`MEMORY`] that are spoken here.
+pub const MEMORY_VERSIONS: Versions = Versions::only(2);
 
 /// The protocol of programs that need only one of their own.
 pub const PROGRAM: u8 = 16;

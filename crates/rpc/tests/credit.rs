@@ -8,7 +8,7 @@ use byway_fabric::node::{Address, Deadline, NodeOptions, Op, OpError, Session};
 use byway_fabric::wire::{Header, Kind};
 use byway_rpc::message::{ReplyBody, Status};
 use byway_rpc::node::{Call, Reply, Request, Rpc};
-use byway_rpc::session::{Grant, Spoken};
+use byway_rpc::session::{Grant, Spoken, Versions};
 use turner::Turner;
 use zerocopy::FromZeros;
 
@@ -21,7 +21,8 @@ fn soon() -> Deadline {
 
 /// A node that takes one call of each peer in either of two protocols.
 fn open() -> Rpc {
-    let spoken = |protocol| Spoken { protocol, versions: (1, 1), grant: Some(Grant { calls: 1, notices: 0 }) };
+    let spoken =
+        |protocol| Spoken { protocol, versions: Versions::only(1), grant: Some(Grant { calls: 1, notices: 0 }) };
     let options = NodeOptions { frame_bytes: 16 << 20, ..NodeOptions::default() };
     Rpc::open_for(&options, vec![spoken(FIRST), spoken(SECOND)]).unwrap()
 }

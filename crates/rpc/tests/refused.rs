@@ -7,7 +7,7 @@ use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Op, OpError, Outc
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_rpc::message::ReplyBody;
 use byway_rpc::node::{Call, PROGRAM, Rpc};
-use byway_rpc::session::{Grant, Spoken};
+use byway_rpc::session::{Grant, Spoken, Versions};
 use zerocopy::FromZeros;
 
 fn soon() -> Deadline {
@@ -96,7 +96,7 @@ fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
 fn a_node_that_would_grant_notices_is_not_opened() {
     let open = |notices| {
         let grant = Some(Grant { calls: 1, notices });
-        Rpc::open_for(&NodeOptions::default(), vec![Spoken { protocol: PROGRAM, versions: (1, 1), grant }])
+        Rpc::open_for(&NodeOptions::default(), vec![Spoken { protocol: PROGRAM, versions: Versions::only(1), grant }])
     };
     assert_eq!(open(1).map(|_| ()).unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     assert!(open(0).is_ok());

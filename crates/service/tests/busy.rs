@@ -35,7 +35,7 @@ fn answer(stream: &mut TcpStream, sequence: u64, mut header: Header) {
 /// Answers a client's `Protocols`, its second message.
 fn introduce(stream: &mut TcpStream) {
     assert_eq!(receive(stream, 1).kind, Kind::Protocols as u8);
-    let (version_min, version_max) = (VERSIONS.0.into(), VERSIONS.1.into());
+    let (version_min, version_max) = (VERSIONS.oldest.into(), VERSIONS.newest.into());
     let (calls, notices) = (8.into(), 0.into());
     let entry = ProtocolEntry { protocol: PROTOCOL, serves: 1, version_min, version_max, calls, notices };
     let mut body = ProtocolsBody::new_zeroed();

@@ -12,7 +12,7 @@ use byway_fabric::{
 use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};
-use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
+use byway_rpc::session::{CallRef, Grant, Incomer, Spoken, Versions};
 use byway_service::host::{At, Host, Service};
 
 const ECHO: u8 = 200;
@@ -93,7 +93,8 @@ fn serve(io: IoChoice, at: Address, stop: Arc<AtomicBool>) -> (String, std::thre
     let (send, receive) = std::sync::mpsc::channel();
     let thread = std::thread::spawn(move || {
         let mut reactor = Reactor::open(io, 4 << 20).unwrap();
-        let spoken = Spoken { protocol: ECHO, versions: (1, 1), grant: Some(Grant { calls: 8, notices: 0 }) };
+        let spoken =
+            Spoken { protocol: ECHO, versions: Versions::only(1), grant: Some(Grant { calls: 8, notices: 0 }) };
         let mut host = Host::new(&reactor, Arc::new(Registry::new(1)), Options::new(0x20), vec![spoken]);
         let (mut echo, mut completions) = (Echo::default(), Vec::new());
         let listener = host.listen(&mut reactor, &at).unwrap();
@@ -140,7 +141,7 @@ fn a_service_answers_and_moves_memory_over_each_wire() {
         for at in [tcp, Address::Unix(at("unix")), Address::Shared(at("shm"))] {
             let stop = Arc::new(AtomicBool::new(false));
             let (address, thread) = serve(io, at, Arc::clone(&stop));
-            let spoken = Spoken { protocol: ECHO, versions: (1, 1), grant: None };
+            let spoken = Spoken { protocol: ECHO, versions: Versions::only(1), grant: None };
             let rpc = Rpc::open_for(&NodeOptions::default(), vec![spoken]).unwrap();
             let soon = Deadline::after(Duration::from_secs(20));
             let session = rpc.node().connect(&parse_address(&address).unwrap(), soon).unwrap();

@@ -57,8 +57,8 @@ impl Grants {
         true
     }
 
-    /// Notes that a program's window lies in a piece of lent memory; if there is room.
-    pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, (number, rights): (u32, u8)) {
+    /// Notes that a program's window lies in the piece `number` of lent memory; if there is room.
+    pub(super) fn note_lent(&mut self, window: WindowKey, grant: Grant, number: u32, rights: u8) {
         self.put(Granted { window, grant, rights, lent: Some(number), is_in_use: false });
     }
 
@@ -194,8 +194,8 @@ mod tests {
         let mut grants = Grants::default();
         let [first, second, third] = [1, 2, 3].map(|slot| WindowKey(7 << 20 | slot));
         let at = |window| Remote { window, offset: 10 };
-        grants.note_lent(first, grant(4096, 100), (5, WindowAdvert::PUT));
-        grants.note_lent(second, grant(8192, 100), (5, WindowAdvert::GET));
+        grants.note_lent(first, grant(4096, 100), 5, WindowAdvert::PUT);
+        grants.note_lent(second, grant(8192, 100), 5, WindowAdvert::GET);
         assert_eq!(grants.find(at(first), 90, WindowAdvert::PUT), Ok(PeerAddress { memory: 5, address: 4106, key: 7 }));
         assert_eq!(
             grants.find(at(second), 90, WindowAdvert::GET),
@@ -211,11 +211,11 @@ mod tests {
         grants.forget_lent(second);
         assert!(!grants.lies_in(5));
         // A slot that is used again, by a peer that does not say so first.
-        grants.note_lent(third, grant(0, 1), (6, WindowAdvert::PUT));
-        grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), (7, WindowAdvert::PUT));
+        grants.note_lent(third, grant(0, 1), 6, WindowAdvert::PUT);
+        grants.note_lent(WindowKey(9 << 20 | 3), grant(0, 1), 7, WindowAdvert::PUT);
         assert!(!grants.lies_in(6) && grants.lies_in(7));
         let beyond = WindowKey(1 << 20 | GRANTS_MAX as u64);
-        grants.note_lent(beyond, grant(0, 1), (8, WindowAdvert::PUT));
+        grants.note_lent(beyond, grant(0, 1), 8, WindowAdvert::PUT);
         assert!(!grants.lies_in(8), "no room, so nothing lies there");
     }
 }

@@ -13,6 +13,7 @@
 //! ([`Loan::take_back`]).
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::ops::Range;
 
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
 
@@ -133,7 +134,7 @@ pub(super) fn peer_has_let_go(reason: CloseReason) -> bool {
 
 impl Fabric {
     /// Tells the peer of a session where a window of ours lies, and lends it the memory if it has not got it yet: all of
-    /// `mapping`, where the window has `place.1` bytes from `place.0` on; for puts, if `write`, else for gets. False if that
+    /// `mapping`, of which the window has `range`; for puts, if `write`, else for gets. False if that
     /// cannot be: another wire, TLS, memory that cannot be lent ([`Mapping::lend`]), or too many loans
     /// ([`LOANS_MAX`]). Then all goes as it does without.
     ///
@@ -143,7 +144,7 @@ impl Fabric {
         reactor: &mut Reactor,
         (session, window): (SessionId, WindowKey),
         mapping: &Mapping,
-        place: (usize, usize),
+        range: Range<usize>,
         write: bool,
     ) -> bool {
         let Some(socket) = self.control_socket(session) else { return false };
@@ -176,7 +177,7 @@ impl Fabric {
         let (number, from) = (lent.number, lent.loan.offset());
         loans.windows.insert(window.0, number);
         let rights = if write { WindowAdvert::PUT } else { WindowAdvert::GET };
-        let grant = Grant::new(from + place.0 as u64, place.1 as u64, 0);
+        let grant = Grant::new(from + range.start as u64, range.len() as u64, 0);
         self.tell_of_window(session, window, &WindowAdvert::opened(rights, number, grant));
         true
     }
@@ -236,7 +237,7 @@ impl Fabric {
         match reactor.take_memory(socket, number) {
             Ok(_) => {
                 shm.taken_over = Some(socket);
-                shm.grants.note_lent(window, advert.grant, (number, advert.rights));
+                shm.grants.note_lent(window, advert.grant, number, advert.rights);
             }
             Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
         }

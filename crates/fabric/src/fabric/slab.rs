@@ -70,7 +70,7 @@ impl Fabric {
         };
         for (key, write) in [(put, true), (get, false)] {
             self.announce(session, key);
-            self.lend_window(reactor, (session, key), &slab.mapping, (0, slab.bytes), write);
+            self.lend_window(reactor, (session, key), &slab.mapping, 0..slab.bytes, write);
         }
         Ok(Descriptor::new(Some(put), Some(get), slab.bytes))
     }

@@ -1,5 +1,6 @@
 //! Commands of a program's threads to the thread that drives the loop.
 
+use std::ops::Range;
 use std::sync::mpsc::SyncSender;
 use std::sync::{Arc, OnceLock};
 
@@ -69,7 +70,7 @@ pub(super) enum Command {
         op: OpSlot,
         sessions: Vec<Session>,
         mapping: Mapping,
-        range: (usize, usize),
+        range: Range<usize>,
         rights: Rights,
         once: bool,
     },

@@ -16,7 +16,7 @@ use byway_reactor::Reactor;
 use super::command::Command;
 use super::engine::{Core, NodeSession, Waiting};
 use super::error::OpError;
-use super::memory::Places;
+use super::memory::{Places, WindowRange};
 use super::shared::OpSlot;
 use super::{OpId, Session};
 use crate::Fabric;
@@ -69,8 +69,8 @@ impl NodeSession {
     /// Whether a put would go through the stream only since others into its window do. It had better wait for their end: behind
     /// it the next would have to go there too, and all that ever follow without a pause.
     fn is_needlessly_streamed(&self, fabric: &Fabric, to: &Places) -> bool {
-        let is_reached = |&(offset, len): &(u64, usize)| {
-            !fabric.goes_by_route(self.fabric, Remote { window: to.window, offset }, len)
+        let is_reached = |range: &WindowRange| {
+            !fabric.goes_by_route(self.fabric, Remote { window: to.window, offset: range.offset }, range.len)
         };
         self.streamed.contains_key(&to.window.0) && to.ranges.iter().all(is_reached)
     }
@@ -167,7 +167,7 @@ impl Core {
         }
         self.note_liveness(session);
         for one in waiting {
-            self.send_or_end(fabric, reactor, (session, reason), one);
+            self.send_or_end(fabric, reactor, session, reason, one);
         }
         for command in deferred.0 {
             match command {
@@ -180,7 +180,7 @@ impl Core {
                 }
                 Command::Send { op, header, payload, .. } => {
                     let message = Waiting::Message { op, header, payload };
-                    self.send_or_end(fabric, reactor, (session, reason), message);
+                    self.send_or_end(fabric, reactor, session, reason, message);
                 }
                 other => self.run_now(fabric, reactor, other),
             }
@@ -192,7 +192,8 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (session, reason): (Session, CloseReason),
+        session: Session,
+        reason: CloseReason,
         waiting: Waiting,
     ) {
         let state = self.sessions.get_mut(&session).filter(|state| state.ended.is_none() && state.credits > 0);

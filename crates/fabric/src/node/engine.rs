@@ -21,8 +21,8 @@ use super::moving::Moving;
 use super::op::{Completed, Outcome};
 use super::shared::OpSlot;
 use super::shared::{OpKind, Shared};
-use super::transfers::{Get, Linger, Put};
-use super::windows::Closings;
+use super::transfers::{Get, Linger, Put, PutRequest};
+use super::windows::{Closings, OpenWindow};
 use super::{NodeCounters, NodeOptions, OpId, Session};
 use crate::limits::CLOSE_TIME_MAX;
 use crate::registration::{self, Mode};
@@ -383,7 +383,7 @@ impl Core {
                 let result = listen(fabric, reactor, &address).map(Outcome::Listening);
                 self.complete(op, result);
             }
-            Command::Connect { session, address, tls } => self.connect(fabric, reactor, session, (address, tls)),
+            Command::Connect { session, address, tls } => self.connect(fabric, reactor, session, address, tls),
             Command::Close { session } => self.close(fabric, reactor, session, RefuseCode::ShuttingDown),
             Command::Send { op, session, header, payload } => {
                 self.send(fabric, reactor, session, Waiting::Message { op, header, payload });
@@ -393,19 +393,20 @@ impl Core {
                 self.send(fabric, reactor, session, Waiting::Put { op, segments, to, message });
             }
             Command::Put { op, session, segments, to, message: None } => {
-                self.start_put(fabric, reactor, (op, session), (segments, to), None);
+                self.start_put(fabric, reactor, session, PutRequest { op, segments, to, message: None });
             }
             Command::Get { op, session, segments, from } => {
-                self.start_get(fabric, reactor, (op, session), segments, from);
+                self.start_get(fabric, reactor, op, session, segments, from);
             }
             Command::GiveUp { op, session } => self.give_up(fabric, reactor, op, session),
             Command::Flush { op, session } => self.start_flush(op, session),
             Command::Open { op, sessions, mapping, range, rights, once } => {
-                let opened = self.open(fabric, reactor, &sessions, (&mapping, range), (rights, once));
+                let asked = OpenWindow { mapping: &mapping, range, rights, once };
+                let opened = self.open(fabric, reactor, &sessions, &asked);
                 self.complete(op, opened.map(Outcome::Opened));
             }
             Command::CloseWindow { op, sessions, descriptor, mapping } => {
-                self.close_window((fabric, reactor), (op, &sessions), descriptor, mapping);
+                self.close_window(fabric, reactor, op, &sessions, descriptor, mapping);
             }
             Command::Look { op, session, into } => {
                 let looked = self.look(fabric, reactor, session, &into);
@@ -453,7 +454,8 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Session,
-        (to, tls): (Address, Option<TlsClient>),
+        to: Address,
+        tls: Option<TlsClient>,
     ) {
         // Each session is a client of its own: a client has one at a time.
         let mut words = [0; 4];

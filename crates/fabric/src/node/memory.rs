@@ -80,15 +80,23 @@ pub struct Window {
     mapping: Option<Mapping>,
 }
 
-/// Ranges of a window of the peer, in order: where each begins, and its bytes.
+/// Ranges of a window of the peer, in order.
 #[derive(Debug)]
 pub(super) struct Places {
     pub(super) window: WindowKey,
     pub(super) ranges: Ranges,
 }
 
-/// Ranges of a window: where each begins, and its bytes. Mostly one.
-pub(super) type Ranges = SmallVec<[(u64, usize); 1]>;
+/// Bytes of a window.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct WindowRange {
+    /// Where they begin in the window.
+    pub(super) offset: u64,
+    pub(super) len: usize,
+}
+
+/// Ranges of a window. Mostly one.
+pub(super) type Ranges = SmallVec<[WindowRange; 1]>;
 
 /// The segments of an operation. Mostly one.
 pub(super) type HeldSegments = SmallVec<[HeldSegment; 1]>;
@@ -250,7 +258,7 @@ impl User {
 impl Places {
     /// No bytes?
     pub(super) fn is_empty(&self) -> bool {
-        self.ranges.iter().all(|(_, len)| *len == 0)
+        self.ranges.iter().all(|range| range.len == 0)
     }
 }
 
@@ -331,7 +339,7 @@ impl Descriptor {
     /// One range.
     pub(super) fn place(&self, window: WindowKey, offset: u64, len: usize) -> Result<Places, SubmitError> {
         self.check(offset, len)?;
-        Ok(Places { window, ranges: smallvec![(offset, len)] })
+        Ok(Places { window, ranges: smallvec![WindowRange { offset, len }] })
     }
 
     /// Several ranges, of `len` bytes in all.
@@ -340,12 +348,12 @@ impl Descriptor {
             return Err(SubmitError::TooLong);
         }
         let place = |range: &Range<u64>| {
-            let bytes = range.end.checked_sub(range.start).and_then(|bytes| usize::try_from(bytes).ok());
-            let bytes = bytes.ok_or(SubmitError::OutOfRange)?;
-            self.check(range.start, bytes).map(|()| (range.start, bytes))
+            let len = range.end.checked_sub(range.start).and_then(|len| usize::try_from(len).ok());
+            let range = WindowRange { offset: range.start, len: len.ok_or(SubmitError::OutOfRange)? };
+            self.check(range.offset, range.len).map(|()| range)
         };
         let ranges: Ranges = ranges.iter().map(place).collect::<Result<_, _>>()?;
-        let all = ranges.iter().try_fold(0usize, |sum, (_, bytes)| sum.checked_add(*bytes));
+        let all = ranges.iter().try_fold(0usize, |sum, range| sum.checked_add(range.len));
         if all == Some(len) { Ok(Places { window, ranges }) } else { Err(SubmitError::OutOfRange) }
     }
 

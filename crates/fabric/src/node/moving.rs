@@ -11,7 +11,7 @@ use super::command::Header;
 use super::engine::Core;
 use super::error::OpError;
 use super::memory::HeldSegments;
-use super::transfers::{Get, Part, Put, frame, push_part};
+use super::transfers::{Get, Part, Put, PutTarget, frame, push_part};
 use super::wire::PutBody;
 use crate::Fabric;
 use crate::fabric::Remote;
@@ -58,7 +58,7 @@ impl Core {
                 }
                 self.copied_bytes += len;
             }
-            if !self.begin_next(fabric, reactor, (session, slot), &mut moving, is_copied) {
+            if !self.begin_next(fabric, reactor, session, slot, &mut moving, is_copied) {
                 break;
             }
         }
@@ -70,7 +70,8 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (session, slot): (Session, SessionId),
+        session: Session,
+        slot: SessionId,
         moving: &mut Moving,
         is_copied: bool,
     ) -> bool {
@@ -80,8 +81,8 @@ impl Core {
                 let is_last = first + 1 == moving.parts.len();
                 let header = message.as_ref().filter(|_| is_last).map(Header::as_slice);
                 let header = WireHeader::with_body(Kind::Data, &PutBody::new(name.to_u64(), header));
-                let to = (slot, window, *is_behind);
-                let pushed = push_part(fabric, reactor, to, header, (&moving.segments, &moving.parts[first]));
+                let to = PutTarget { session: slot, window, is_behind: *is_behind };
+                let pushed = push_part(fabric, reactor, &to, header, &moving.segments, &moving.parts[first]);
                 moving.begun += 1;
                 if let Err(error) = pushed {
                     moving.begun -= 1;

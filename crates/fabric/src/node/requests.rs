@@ -377,7 +377,7 @@ impl Node {
             shared.usable(*session)?;
         }
         drop(shared);
-        let (mapping, range) = (held.mapping.clone(), (held.start, held.len));
+        let (mapping, range) = (held.mapping.clone(), held.start..held.start + held.len);
         let opened = sessions.to_vec();
         match self.run(|op| Command::Open { op, sessions: opened, mapping, range, rights, once })? {
             Outcome::Opened(descriptor) => Ok(Window::new(self.clone(), sessions.to_vec(), descriptor, held.mapping)),

@@ -14,7 +14,7 @@ use zerocopy::little_endian::U32;
 use super::command::Header;
 use super::engine::{Core, Waiting};
 use super::error::OpError;
-use super::memory::{HeldSegment, HeldSegments, Places};
+use super::memory::{HeldSegment, HeldSegments, Places, WindowRange};
 use super::moving::{Moving, What};
 use super::op::{Completed, Outcome};
 use super::shared::OpSlot;
@@ -31,6 +31,15 @@ use crate::wire::{Header as WireHeader, Kind};
 
 /// The memory of an operation. Mostly one.
 pub(super) type Mappings = SmallVec<[Mapping; 1]>;
+
+/// A put that may begin.
+pub(super) struct PutRequest {
+    pub(super) op: OpSlot,
+    pub(super) segments: HeldSegments,
+    pub(super) to: Places,
+    /// The header of the message behind it.
+    pub(super) message: Option<Header>,
+}
 
 /// A put in flight.
 pub(super) struct Put {
@@ -89,10 +98,10 @@ impl Part {
 
 /// Cuts segments into parts, each of at most `max` bytes and within one of the ranges, of as many pieces as it takes. The segments
 /// and the ranges have as many bytes.
-fn parts(segments: &[HeldSegment], ranges: &[(u64, usize)], max: usize) -> SmallVec<[Part; 1]> {
+fn parts(segments: &[HeldSegment], ranges: &[WindowRange], max: usize) -> SmallVec<[Part; 1]> {
     let mut parts = SmallVec::new();
     let (mut segment, mut at) = (0, 0);
-    for &(start, len) in ranges {
+    for &WindowRange { offset: start, len } in ranges {
         let mut done = 0;
         while done < len {
             let (first, end) = (done, len.min(done + max));
@@ -138,14 +147,24 @@ fn outcome(mappings: &[Mapping], result: Completed) -> Completed {
     if mappings.iter().any(|mapping| mapping.uses() > 0) { result.and(Err(OpError::Io(Errno::NODEV))) } else { result }
 }
 
-/// Sends a part of a put, through the stream if it `is_behind` others there. With an error nothing was said of it.
+/// Where the parts of a put go.
+pub(super) struct PutTarget {
+    pub(super) session: SessionId,
+    pub(super) window: WindowKey,
+    /// Through the stream, behind others there.
+    pub(super) is_behind: bool,
+}
+
+/// Sends a part of a put. With an error nothing was said of it.
 pub(super) fn push_part(
     fabric: &mut Fabric,
     reactor: &mut Reactor,
-    (slot, window, is_behind): (SessionId, WindowKey, bool),
+    target: &PutTarget,
     header: WireHeader,
-    (segments, part): (&[HeldSegment], &Part),
+    segments: &[HeldSegment],
+    part: &Part,
 ) -> Result<(), OpError> {
+    let PutTarget { session: slot, window, is_behind } = *target;
     let (to, len) = (Remote { window, offset: part.offset }, part.len());
     fabric.check_remote(slot, to, len, true).map_err(OpError::Refused)?;
     let frames: SmallVec<[Frame; 1]> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
@@ -247,7 +266,7 @@ impl Core {
                 }
             }
             Waiting::Put { op, segments, to, message } => {
-                self.start_put(fabric, reactor, (op, session), (segments, to), Some(message));
+                self.start_put(fabric, reactor, session, PutRequest { op, segments, to, message: Some(message) });
             }
         }
     }
@@ -264,14 +283,8 @@ impl Core {
         }
     }
 
-    pub(super) fn start_put(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        (op, session): (OpSlot, Session),
-        (segments, Places { window, ranges }): (HeldSegments, Places),
-        message: Option<Header>,
-    ) {
+    pub(super) fn start_put(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: Session, put: PutRequest) {
+        let PutRequest { op, segments, to: Places { window, ranges }, message } = put;
         let ended = self.sessions.get(&session).map_or(Some(CloseReason::Closed), |state| state.ended);
         let Some(state) = self.sessions.get_mut(&session).filter(|_| ended.is_none()) else {
             drop(segments);
@@ -380,7 +393,8 @@ impl Core {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (op, session): (OpSlot, Session),
+        op: OpSlot,
+        session: Session,
         segments: HeldSegments,
         Places { window, ranges }: Places,
     ) {

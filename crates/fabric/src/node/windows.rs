@@ -1,6 +1,7 @@
 //! Windows of a program's memory on the loop: how they are opened, lent and closed.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::rc::Rc;
 
 use byway_reactor::seeded::{self, Bug};
@@ -29,6 +30,16 @@ pub(super) struct Closings {
     waiting: HashMap<(SessionId, u64), Slot<Closing>>,
 }
 
+/// A window to open.
+pub(super) struct OpenWindow<'a> {
+    pub(super) mapping: &'a Mapping,
+    /// Of the mapping.
+    pub(super) range: Range<usize>,
+    pub(super) rights: Rights,
+    /// For one use.
+    pub(super) once: bool,
+}
+
 struct Closing {
     op: OpSlot,
     mapping: Mapping,
@@ -42,9 +53,10 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         sessions: &[Session],
-        (mapping, (start, len)): (&Mapping, (usize, usize)),
-        (rights, once): (Rights, bool),
+        asked: &OpenWindow<'_>,
     ) -> Result<Descriptor, OpError> {
+        let OpenWindow { mapping, rights, once, .. } = *asked;
+        let (start, len) = (asked.range.start, asked.range.len());
         let mut slots = Vec::with_capacity(sessions.len());
         for session in sessions {
             let state = self.sessions.get(session).ok_or(OpError::Ended(CloseReason::Closed))?;
@@ -93,11 +105,11 @@ impl Core {
         }
         // Of one for a single use nobody but we can say whether it was used.
         if !once {
-            let puts = put.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), true));
+            let puts = put.map(|key| fabric.lend_window(reactor, (slot, key), mapping, asked.range.clone(), true));
             // A loan for reading seals the memory, and no later peer could be lent it for writing. If this peer could have been but was
             // not, as when it has just died, then this window goes by the stream.
             if puts != Some(false) || !mapping.may_be_lent_for_writing() {
-                get.map(|key| fabric.lend_window(reactor, (slot, key), mapping, (start, len), false));
+                get.map(|key| fabric.lend_window(reactor, (slot, key), mapping, asked.range.clone(), false));
             }
         }
         Ok(Descriptor::new(put, get, len))
@@ -105,8 +117,10 @@ impl Core {
 
     pub(super) fn close_window(
         &mut self,
-        (fabric, reactor): (&mut Fabric, &Reactor),
-        (op, sessions): (OpSlot, &[Session]),
+        fabric: &mut Fabric,
+        reactor: &Reactor,
+        op: OpSlot,
+        sessions: &[Session],
         descriptor: Descriptor,
         mapping: Mapping,
     ) {

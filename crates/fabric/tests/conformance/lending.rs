@@ -28,7 +28,7 @@ fn open(rig: &mut Rig, (end, session): (usize, SessionId), mapping: &Mapping, wr
         fabric.open_source(session, (Rc::new(frame), 0, LEN), 0)
     };
     let window = window.expect("there is room");
-    (window, fabric.lend_window(reactor, (session, window), mapping, (AT, LEN), write))
+    (window, fabric.lend_window(reactor, (session, window), mapping, AT..AT + LEN, write))
 }
 
 /// Until the other end has heard all that was said.

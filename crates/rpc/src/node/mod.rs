@@ -52,7 +52,7 @@ use crate::limits::{CALLS_MAX, PROGRAM_CALLS, WINDOWS_PER_CALL_MAX};
 use crate::message::{Inline, NodeId};
 use crate::protocol::CALLS_VOLUMES;
 pub use crate::protocol::{PROGRAM, VOLUMES};
-use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Outbound, Spoken};
+use crate::session::{Ask, CallCounters, CallRef, Calls, CannotSend, Grant, Incomer, Outbound, Spoken, Versions};
 
 /// A caller's request.
 #[derive(Clone, Copy, Debug)]
@@ -152,7 +152,7 @@ impl Rpc {
     /// As for [`Node::open`].
     pub fn open(options: &NodeOptions) -> std::io::Result<Self> {
         let grant = Grant { calls: PROGRAM_CALLS, notices: 0 };
-        let program = Spoken { protocol: PROGRAM, versions: (1, 1), grant: Some(grant) };
+        let program = Spoken { protocol: PROGRAM, versions: Versions::only(1), grant: Some(grant) };
         Self::open_for(options, vec![program, CALLS_VOLUMES])
     }
 

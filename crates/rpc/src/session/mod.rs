@@ -29,7 +29,7 @@ use zerocopy::{FromBytes, FromZeros};
 
 use self::incoming::Incoming;
 use self::outgoing::Outgoing;
-pub use self::protocols::{CannotSend, Grant, Spoken};
+pub use self::protocols::{CannotSend, Grant, Spoken, Versions};
 use self::protocols::{Protocols, entries};
 use crate::limits::{PROTOCOLS_MAX, WINDOWS_PER_CALL_MAX};
 use crate::message::{CallBody, CancelBody, CreditBody, Inline, NodeId, ProtocolsBody, ReplyBody, Status, Token};

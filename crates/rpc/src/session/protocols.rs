@@ -11,10 +11,26 @@ use crate::message::{ProtocolEntry, Status};
 pub struct Spoken {
     /// The protocol.
     pub protocol: u8,
-    /// Oldest and newest version.
-    pub versions: (u16, u16),
+    /// The versions.
+    pub versions: Versions,
     /// The calls that a peer may have in flight here; `None` if this node calls and does not serve.
     pub grant: Option<Grant>,
+}
+
+/// Versions of a protocol that a node speaks, with all between them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Versions {
+    /// The oldest.
+    pub oldest: u16,
+    /// The newest.
+    pub newest: u16,
+}
+
+impl Versions {
+    /// One version.
+    pub const fn only(version: u16) -> Self {
+        Self { oldest: version, newest: version }
+    }
 }
 
 /// The calls that a peer may have in flight at this node, in one protocol.
@@ -33,8 +49,8 @@ impl Spoken {
         ProtocolEntry {
             protocol: self.protocol,
             serves: u8::from(self.grant.is_some()),
-            version_min: self.versions.0.into(),
-            version_max: self.versions.1.into(),
+            version_min: self.versions.oldest.into(),
+            version_max: self.versions.newest.into(),
             calls: grant.calls.into(),
             notices: grant.notices.into(),
         }
@@ -118,8 +134,8 @@ impl Protocols {
         for entry in entries {
             let Some(ours) = spoken.iter().find(|ours| ours.protocol == entry.protocol) else { continue };
             let Some(agreed) = self.find(entry.protocol) else { continue };
-            let newest = ours.versions.1.min(entry.version_max.get());
-            let oldest = ours.versions.0.max(entry.version_min.get());
+            let newest = ours.versions.newest.min(entry.version_max.get());
+            let oldest = ours.versions.oldest.max(entry.version_min.get());
             agreed.version = (newest >= oldest).then_some(newest);
             agreed.peer_serves = entry.serves != 0;
             agreed.calls_granted = u32::from(entry.calls.get());

@@ -93,7 +93,8 @@ struct World {
 
 impl World {
     fn new(number: u64) -> Self {
-        let spoken = vec![Spoken { protocol: PROTOCOL, versions: (1, 3), grant: Some(GRANT) }];
+        let spoken =
+            vec![Spoken { protocol: PROTOCOL, versions: Versions { oldest: 1, newest: 3 }, grant: Some(GRANT) }];
         let nodes = (0..NODES).map(|node| Calls::new([node as u8 + 1; 16], spoken.clone())).collect();
         let mut world = Self {
             random: Random::from_seed(number),
@@ -557,7 +558,7 @@ proptest::proptest! {
     fn a_hostile_peer_is_bounded(
         messages in proptest::collection::vec((0usize..7, proptest::array::uniform16(0u8..4), 0usize..96), 1..200),
     ) {
-        let spoken = vec![Spoken { protocol: 1, versions: (1, 1), grant: Some(GRANT) }];
+        let spoken = vec![Spoken { protocol: 1, versions: Versions::only(1), grant: Some(GRANT) }];
         let mut calls: Calls<usize> = Calls::new([9; 16], spoken.clone());
         let session = SessionId::new(0, 1);
         calls.up(session, [3; 16], false);

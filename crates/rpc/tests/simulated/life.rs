@@ -11,7 +11,7 @@ use byway_fabric::node::{
 };
 use byway_reactor::sim::World;
 use byway_rpc::node::{PROGRAM, Rpc};
-use byway_rpc::session::{Grant, Spoken};
+use byway_rpc::session::{Grant, Spoken, Versions};
 
 use super::blocks::{Mine, Theirs};
 use super::calls::{CallWindows, OpenCall};
@@ -133,7 +133,7 @@ impl Life {
         let options =
             NodeOptions { messages: GRANT_MESSAGES, keep_alive: KEEP_ALIVE, checksum, ..NodeOptions::default() };
         let grant = Grant { calls: GRANT_CALLS, notices: 0 };
-        let spoken = vec![Spoken { protocol: PROGRAM, versions: (1, 1), grant: Some(grant) }];
+        let spoken = vec![Spoken { protocol: PROGRAM, versions: Versions::only(1), grant: Some(grant) }];
         let own_seed = ledger.random.next_u64();
         let rpc = Rpc::over(world.node(ip(index), FRAME_BYTES), &options, spoken, own_seed).expect("a node");
         ledger.names.insert(rpc.id(), index);

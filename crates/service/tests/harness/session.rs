@@ -116,8 +116,8 @@ pub fn protocols() -> (Header, Vec<u8>) {
     let entry = ProtocolEntry {
         protocol: PROTOCOL,
         serves: 1,
-        version_min: VERSIONS.0.into(),
-        version_max: VERSIONS.1.into(),
+        version_min: VERSIONS.oldest.into(),
+        version_max: VERSIONS.newest.into(),
         calls: 0.into(),
         notices: NOTICES_PER_SESSION.into(),
     };

@@ -3,10 +3,12 @@
 use std::time::{Duration, Instant as Clock};
 
 use byway_reactor::{Frame, IoChoice, Mapping};
+use smallvec::smallvec;
 use zerocopy::little_endian::U32;
 
 use super::*;
-use crate::node::memory::HeldSegment;
+use crate::node::memory::{HeldSegment, WindowRange};
+use crate::node::windows::OpenWindow;
 use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp, Rights};
 use crate::wire::{Grant, Header as WireHeader, WindowAdvert};
@@ -93,7 +95,7 @@ fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
         &mut peer.reactor,
         (peer.session, WindowKey(77 << 20 | 4)),
         &theirs,
-        (0, 4096),
+        0..4096,
         false
     ));
     let grant = Grant::new(0, 4096, 0);
@@ -119,8 +121,9 @@ fn a_put_that_is_refused_at_once_ends_when_its_memory_is_in_use_no_more() {
     let held = HeldSegment { mapping: mine.counted(), start: 0, len: 4096 };
     let used = held.mapping.hold();
     with_core(&node, |core, fabric, reactor| {
-        let places = Places { window: lie, ranges: vec![(0, 4096)].into() };
-        core.start_put(fabric, reactor, (op, session), (vec![held].into(), places), None);
+        let places = Places { window: lie, ranges: smallvec![at(0, 4096)] };
+        let put = PutRequest { op, segments: vec![held].into(), to: places, message: None };
+        core.start_put(fabric, reactor, session, put);
     });
     assert_eq!(result_of(&node, op), None, "the memory is in use");
     drop(used);
@@ -139,8 +142,8 @@ fn memory_that_a_dead_peer_cannot_be_lent_is_lent_to_the_next_one_for_writing() 
     let mapping = Mapping::shared(4096).unwrap();
     let mut engine = node.inner.try_engine().unwrap();
     let Engine { reactor, fabric, core, .. } = &mut *engine;
-    let (place, terms) = ((&mapping, (0, 4096)), (Rights::BOTH, false));
-    core.open(fabric, reactor, &[session], place, terms).expect("the peer's death is not known yet");
+    let asked = OpenWindow { mapping: &mapping, range: 0..4096, rights: Rights::BOTH, once: false };
+    core.open(fabric, reactor, &[session], &asked).expect("the peer's death is not known yet");
     assert_eq!(fabric.loan_count(), 0);
     assert!(mapping.lend(true).is_some());
 }
@@ -198,9 +201,13 @@ fn message(op: OpSlot) -> Waiting {
     Waiting::Message { op: Some(op), header, payload: Vec::new() }
 }
 
-fn put_with_message(op: OpSlot, window: WindowKey, ranges: Vec<(u64, usize)>) -> Waiting {
+fn at(offset: u64, len: usize) -> WindowRange {
+    WindowRange { offset, len }
+}
+
+fn put_with_message(op: OpSlot, window: WindowKey, ranges: &[WindowRange]) -> Waiting {
     let segments =
-        ranges.iter().map(|(_, len)| HeldSegment { mapping: Mapping::new(*len).unwrap(), start: 0, len: *len });
+        ranges.iter().map(|range| HeldSegment { mapping: Mapping::new(range.len).unwrap(), start: 0, len: range.len });
     let segments = segments.collect();
     let to = Places { window, ranges: ranges.into() };
     Waiting::Put { op, segments, to, message: Header::new(b"put").unwrap() }
@@ -216,7 +223,7 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
         (state.asked, state.credits) = (crate::limits::ASKED_MAX, 0);
         for waiting in [
             message(first),
-            put_with_message(put, WindowKey(77 << 20 | 9), vec![(0, 1)]),
+            put_with_message(put, WindowKey(77 << 20 | 9), &[at(0, 1)]),
             message(last),
             message(beyond),
         ] {
@@ -244,7 +251,7 @@ fn messages_with_credit_go_out_however_much_is_under_way_and_before_a_goodbye() 
 fn a_put_that_fails_here_sends_no_message_and_takes_no_credit() {
     let (node, _peer, session, lie, _theirs) = lie();
     // What lies beyond the lent memory would go through the stream.
-    for ranges in [vec![(0, 100)], vec![(0, 100), (8192, 100)]] {
+    for ranges in [&[at(0, 100)][..], &[at(0, 100), at(8192, 100)]] {
         let op = begin(&node, session);
         with_core(&node, |core, fabric, reactor| {
             let before = core.sessions[&session].credits;
@@ -264,7 +271,7 @@ fn a_put_that_can_be_placed_waits_for_those_in_the_stream() {
     with_core(&node, |core, fabric, reactor| {
         core.sessions.get_mut(&session).unwrap().streamed.insert(lie.0, 1);
         let segments = vec![HeldSegment { mapping: Mapping::new(100).unwrap(), start: 0, len: 100 }].into();
-        let to = Places { window: lie, ranges: vec![(0, 100)].into() };
+        let to = Places { window: lie, ranges: smallvec![at(0, 100)] };
         core.run(fabric, reactor, Command::Put { op, session, segments, to, message: None });
         assert!(!core.run_deferred(fabric, reactor));
         assert_eq!((core.puts.len(), core.sessions[&session].streamed[&lie.0]), (0, 1));

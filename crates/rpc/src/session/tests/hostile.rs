@@ -18,7 +18,7 @@ fn node() -> Node {
 }
 
 fn spoken() -> Vec<Spoken> {
-    vec![Spoken { protocol: PROTOCOL, versions: (1, 1), grant: Some(Grant { calls: 1, notices: 0 }) }]
+    vec![Spoken { protocol: PROTOCOL, versions: Versions::only(1), grant: Some(Grant { calls: 1, notices: 0 }) }]
 }
 
 /// A session with the node of that name.
