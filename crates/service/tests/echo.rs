@@ -7,7 +7,7 @@ use std::time::Duration;
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, parse_address};
 use byway_fabric::{
-    DESCRIPTOR_BYTES, Descriptor, GetError, Options, PayloadMeta, Registry, Remote, SessionId, Slot, Slots,
+    DESCRIPTOR_BYTES, Descriptor, EndedGet, Options, PayloadMeta, Registry, Remote, SessionId, Slot, Slots,
 };
 use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
@@ -49,16 +49,10 @@ impl Service for Echo {
         at.sessions.answer(at.fabric, call, status, (&[], &[]));
     }
 
-    fn got(
-        &mut self,
-        at: &mut At<'_>,
-        session: SessionId,
-        (frame, tag): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        let Some((call, window)) = self.reversing.remove(Slot::from_u64(tag)) else { return };
-        match (frame, result) {
-            (Some(mut frame), Ok(())) => {
+    fn got(&mut self, at: &mut At<'_>, session: SessionId, get: EndedGet) {
+        let Some((call, window)) = self.reversing.remove(Slot::from_u64(get.context)) else { return };
+        match get.into_frame() {
+            Ok(mut frame) => {
                 let mut bytes = frame.to_vec();
                 bytes.reverse();
                 frame.write(0, &bytes);

@@ -7,8 +7,8 @@ use std::sync::mpsc::Receiver;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    ClientId, CloseReason, Deficit, Fabric, GetError, Handler, Identity, Options, Registry, Remote, SessionId, Slot,
-    Slots, WindowKey,
+    ClientId, CloseReason, Deficit, EndedGet, Fabric, GetError, Handler, Identity, Options, Registry, Remote,
+    SessionId, Slot, Slots, WindowKey,
 };
 use byway_reactor::{Address, Frame, FramePool, Instant, Reactor, Token};
 use byway_rpc::message::{CallBody, ReplyBody, call_number};
@@ -169,16 +169,9 @@ impl Handler for Server {
 
     fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn got(
-        &mut self,
-        fabric: &mut Fabric,
-        _reactor: &mut Reactor,
-        session: SessionId,
-        (frame, context): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        let Some(asked) = self.getting.remove(Slot::from_u64(context)) else { return };
-        match result.and(frame.as_ref().ok_or(GetError::GivenUp)) {
+    fn got(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId, get: EndedGet) {
+        let Some(asked) = self.getting.remove(Slot::from_u64(get.context)) else { return };
+        match get.result.and(get.frame.as_ref().ok_or(GetError::GivenUp)) {
             Ok(frame) => match self.sink.take(&frame.bytes()[..self.block_bytes], asked.client, asked.sequence) {
                 Ok(true) => {
                     self.tally.blocks.resize(1, 0);
@@ -193,7 +186,7 @@ impl Handler for Server {
             Err(GetError::Ended) => {}
             Err(error) => self.failed = Some(FabricBenchError::Failed(error.to_string())),
         }
-        self.frames.extend(frame);
+        self.frames.extend(get.frame);
     }
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId, _reason: CloseReason) {

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{CloseReason, Fabric, GetError, Handler, PayloadMeta, Registry, Remote, SessionId, WindowKey};
+use byway_fabric::{CloseReason, EndedGet, Fabric, Handler, PayloadMeta, Registry, Remote, SessionId, WindowKey};
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};
@@ -196,15 +196,9 @@ impl Handler for WireServer {
 
     fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
 
-    fn got(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: SessionId,
-        (frame, context): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        let (Some(frame), Ok(())) = (frame, result) else { return };
+    fn got(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, get: EndedGet) {
+        let context = get.context;
+        let Ok(frame) = get.into_frame() else { return };
         match context & 0xff << 56 {
             ECHO => {
                 if let Some(target) = self.target {

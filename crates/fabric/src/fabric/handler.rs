@@ -1,8 +1,8 @@
 //! The events that a fabric's owner receives.
 
-use byway_reactor::{Frame, Reactor};
+use byway_reactor::Reactor;
 
-use super::{Fabric, GetError};
+use super::{EndedGet, Fabric};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::WindowError;
@@ -27,18 +27,9 @@ pub trait Handler {
     /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
     fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, message: (Kind, &Header));
 
-    /// A get ended: `memory` is its frame, which has what was asked for if it went well, and its context. There is no frame
-    /// with [`GetError::GivenUp`], and with no other. Each get ends exactly once, before its session is drained. For those who
-    /// get nothing there is nothing to do.
-    fn got(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: SessionId,
-        memory: (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        let _ = (fabric, reactor, session, memory, result);
+    /// A get ended. Each get ends exactly once, before its session is drained. Does nothing by default.
+    fn got(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, get: EndedGet) {
+        let _ = (fabric, reactor, session, get);
     }
 
     /// The peer refused a put of ours: `header` has its body. For those whose puts name nothing there is nothing to do.

@@ -27,13 +27,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Frame, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
+use byway_reactor::{Address, Completion, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
 
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
 use self::rdma_lanes::RdmaLanes;
 pub use self::slab::Slab;
-pub use self::transfer::{GetError, PayloadMeta, Remote, Route};
+pub use self::transfer::{EndedGet, GetError, PayloadMeta, Remote, Route};
 use self::wire::Wire;
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
@@ -184,7 +184,7 @@ enum Event {
     Up(SessionId),
     Down(SessionId, CloseReason),
     Drained(SessionId),
-    Got(SessionId, (Option<Frame>, u64), Result<(), GetError>),
+    Got(SessionId, EndedGet),
     /// A session cannot go on.
     Failed(SessionId, CloseReason),
 }
@@ -413,7 +413,7 @@ impl Fabric {
                     Event::Up(session) => handler.up(self, reactor, session),
                     Event::Down(session, reason) => handler.down(self, reactor, session, reason),
                     Event::Failed(session, reason) => self.close(reactor, session, reason),
-                    Event::Got(session, memory, result) => handler.got(self, reactor, session, memory, result),
+                    Event::Got(session, get) => handler.got(self, reactor, session, get),
                     Event::Drained(session) => {
                         self.revoke(session);
                         self.end_loans(reactor, session, handler);

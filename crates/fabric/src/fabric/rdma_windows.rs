@@ -10,7 +10,7 @@ use std::rc::Rc;
 use byway_reactor::{Errno, Frame, Gather, Reactor};
 
 use super::transfer::Remote;
-use super::{Event, Fabric, GetError, Handler};
+use super::{EndedGet, Event, Fabric, GetError, Handler};
 use crate::rdma::transport::{ConnectionId, Down, GetFailed};
 use crate::rdma::{RdmaError, WindowAddress};
 use crate::session::CloseReason;
@@ -113,7 +113,7 @@ impl Fabric {
                 GetFailed::Memory(errno) => GetError::Io(errno),
                 GetFailed::GivenUp => GetError::GivenUp,
             });
-            self.events.push(Event::Got(session, (got.frame, context), result));
+            self.events.push(Event::Got(session, EndedGet { frame: got.frame, context, result }));
         }
     }
 
@@ -248,7 +248,8 @@ impl Fabric {
         let place = match wire.grants.find(from, into.len(), WindowAdvert::GET) {
             Ok(place) => place,
             Err(error) => {
-                self.events.push(Event::Got(session, (Some(into), context), Err(GetError::Refused(error))));
+                let result = Err(GetError::Refused(error));
+                self.events.push(Event::Got(session, EndedGet { frame: Some(into), context, result }));
                 return Ok(());
             }
         };

@@ -16,7 +16,7 @@ use super::grants::PeerAddress;
 use super::rdma_windows::UseId;
 use super::transfer::Remote;
 use super::wire::Wire;
-use super::{Event, Fabric, GetError, Handler, Role};
+use super::{EndedGet, Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::WindowKey;
@@ -163,7 +163,7 @@ impl Fabric {
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.received(len, self.clock);
         }
-        self.events.push(Event::Got(session, (Some(into), context), result));
+        self.events.push(Event::Got(session, EndedGet { frame: Some(into), context, result }));
         Ok(())
     }
 

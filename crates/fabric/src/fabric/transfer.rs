@@ -66,6 +66,27 @@ pub enum GetError {
     GivenUp,
 }
 
+/// A get that has ended.
+#[derive(Debug)]
+pub struct EndedGet {
+    /// Its frame, with what was asked for if it went well. None with [`GetError::GivenUp`], and with no other error.
+    pub frame: Option<Frame>,
+    /// What the get was begun with.
+    pub context: u64,
+    /// Whether it went well.
+    pub result: Result<(), GetError>,
+}
+
+impl EndedGet {
+    /// The frame of a get that went well.
+    ///
+    /// # Errors
+    /// Why it did not.
+    pub fn into_frame(self) -> Result<Frame, GetError> {
+        self.result.and(self.frame.ok_or(GetError::GivenUp))
+    }
+}
+
 /// Whether a message is sent because the peer has sent one. (What is pulled is too.)
 fn is_answer(header: &Header) -> bool {
     let forgets = || header.body::<WindowAdvert>().what == WindowAdvert::FORGOTTEN;
@@ -334,7 +355,7 @@ impl Fabric {
             state.gets -= 1;
         }
         self.watch(reactor, session);
-        handler.got(self, reactor, session, (Some(frame), context), result);
+        handler.got(self, reactor, session, EndedGet { frame: Some(frame), context, result });
     }
 
     /// The lanes of a session are gone: what was asked for will not come.

@@ -1,6 +1,6 @@
 //! Events from the sessions of a node.
 
-use byway_reactor::{Frame, Reactor};
+use byway_reactor::Reactor;
 use zerocopy::FromZeros;
 
 use super::Message;
@@ -11,7 +11,7 @@ use super::shared::Phase;
 use super::transfers::grant;
 use super::windows::ONCE;
 use super::wire::{CreditBody, MessageBody, PlacedBody, PutBody, put_number};
-use crate::fabric::{Fabric, GetError, Handler};
+use crate::fabric::{EndedGet, Fabric, Handler};
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
 use crate::windows::{WindowError, WindowKey};
@@ -106,16 +106,10 @@ impl Handler for Core {
         }
     }
 
-    fn got(
-        &mut self,
-        _fabric: &mut Fabric,
-        _reactor: &mut Reactor,
-        slot: SessionId,
-        (frame, get): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
+    fn got(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, slot: SessionId, get: EndedGet) {
+        let EndedGet { frame, context, result } = get;
         drop(frame);
-        self.got_part(slot, get, result);
+        self.got_part(slot, context, result);
     }
 
     fn put_refused(

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    ClientId, CloseReason, Closed, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Registry, Remote,
-    SessionId, WindowKey,
+    ClientId, CloseReason, Closed, EndedGet, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Registry,
+    Remote, SessionId, WindowKey,
 };
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{
@@ -110,14 +110,8 @@ impl Handler for Log {
         self.events.push_back(Event::Placed { header: *header });
     }
 
-    fn got(
-        &mut self,
-        _fabric: &mut Fabric,
-        _reactor: &mut Reactor,
-        _session: SessionId,
-        (frame, context): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
+    fn got(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, get: EndedGet) {
+        let EndedGet { frame, context, result } = get;
         let frame = frame.expect("no device was lost");
         self.events.push_back(Event::Got { frame, context, result });
     }

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use byway_fabric::rdma::RdmaError;
 use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{CloseReason, Fabric, FabricCounters, GetError, Handler, Options, Registry, Remote, SessionId};
+use byway_fabric::{CloseReason, EndedGet, Fabric, FabricCounters, Handler, Options, Registry, Remote, SessionId};
 use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
 use byway_rpc::session::{CallRef, Event, Incomer, Spoken};
 
@@ -74,8 +74,8 @@ pub trait Service {
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>);
 
     /// What [`At::get`] has asked for is here, or will not come.
-    fn got(&mut self, at: &mut At<'_>, session: SessionId, into: (Option<Frame>, u64), result: Result<(), GetError>) {
-        let _ = (at, session, into, result);
+    fn got(&mut self, at: &mut At<'_>, session: SessionId, get: EndedGet) {
+        let _ = (at, session, get);
     }
 
     /// A session's client takes notices again.
@@ -301,18 +301,12 @@ impl Handler for Hosting<'_, '_, '_> {
         }
     }
 
-    fn got(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: SessionId,
-        (frame, context): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        let tag = context & (u64::MAX >> 8);
-        let service = self.services.iter_mut().find(|service| u64::from(service.protocol()) == context >> 56);
+    fn got(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, get: EndedGet) {
+        let (protocol, context) = (get.context >> 56, get.context & (u64::MAX >> 8));
+        let service = self.services.iter_mut().find(|service| u64::from(service.protocol()) == protocol);
         if let Some(service) = service {
-            service.got(&mut At { fabric, reactor, sessions: self.sessions }, session, (frame, tag), result);
+            let at = &mut At { fabric, reactor, sessions: self.sessions };
+            service.got(at, session, EndedGet { context, ..get });
         }
     }
 

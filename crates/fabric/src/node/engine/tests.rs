@@ -12,7 +12,7 @@ use crate::node::windows::OpenWindow;
 use crate::node::wire::{CreditBody, MessageBody};
 use crate::node::{Node, Op as NodeOp, Rights};
 use crate::wire::{Grant, Header as WireHeader, WindowAdvert};
-use crate::{GetError, Handler, WindowKey};
+use crate::{EndedGet, Handler, WindowKey};
 
 /// The other end of a node's session.
 struct Peer {
@@ -39,8 +39,7 @@ impl Handler for Log {
 
     fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &WireHeader)) {}
 
-    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Option<Frame>, u64), _: Result<(), GetError>) {
-    }
+    fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: EndedGet) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         panic!("the session ended: {reason}");

@@ -13,8 +13,8 @@ mod writes;
 use std::net::SocketAddr;
 
 use byway_fabric::access::Right;
-use byway_fabric::{Fabric, GetError, SessionId, Slots};
-use byway_reactor::{Frame, Reactor};
+use byway_fabric::{EndedGet, Fabric, SessionId, Slots};
+use byway_reactor::Reactor;
 use byway_rpc::session::{CallRef, CannotSend, Grant, Incomer, Spoken};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -227,10 +227,9 @@ impl Service for WithEngine<'_> {
             .called(at.fabric, at.reactor, call, asked);
     }
 
-    fn got(&mut self, at: &mut At<'_>, session: SessionId, into: (Option<Frame>, u64), result: Result<(), GetError>) {
-        let into = (into.0, BlockRequestId::from_u64(into.1));
+    fn got(&mut self, at: &mut At<'_>, session: SessionId, get: EndedGet) {
         ServerContext { core: self.volumes, engine: self.engine, sessions: at.sessions }
-            .pulled(at.fabric, at.reactor, session, into, result);
+            .pulled(at.fabric, at.reactor, session, get);
     }
 
     fn may_notify(&mut self, at: &mut At<'_>, session: SessionId) {

@@ -1,8 +1,8 @@
 //! Large writes: pulled from the client piece by piece, when there is a frame for the piece, and written as they come.
 
-use byway_fabric::{Fabric, GetError, Remote, SessionId};
+use byway_fabric::{EndedGet, Fabric, Remote, SessionId};
+use byway_reactor::Reactor;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Frame, Reactor};
 
 use super::super::engine::{Begun, WriteFlags, is_cut_up};
 use super::super::wire::{CallError, PROTOCOL};
@@ -74,16 +74,10 @@ impl ServerContext<'_> {
     }
 
     /// A piece has come, or will not come.
-    pub(super) fn pulled(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: SessionId,
-        (frame, part): (Option<Frame>, BlockRequestId),
-        came: Result<(), GetError>,
-    ) {
+    pub(super) fn pulled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, get: EndedGet) {
+        let part = BlockRequestId::from_u64(get.context);
         let Some(&BlockRequest::Part { write, at, len, .. }) = self.core.in_flight.get(part) else { return };
-        let step = match (came.and(frame.ok_or(GetError::GivenUp)), self.core.in_flight.get(write)) {
+        let step = match (get.into_frame(), self.core.in_flight.get(write)) {
             (Err(_), _) => Err(CallError::Malformed),
             (Ok(frame), Some(BlockRequest::Write(Write { error: None, volume, offset, durable, .. }))) => {
                 let flags = WriteFlags { durable: *durable };

@@ -25,9 +25,9 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use byway_fabric::access::Right;
-use byway_fabric::{GetError, SessionId, Slot, Slots, WindowKey};
+use byway_fabric::{EndedGet, SessionId, Slot, Slots, WindowKey};
 use byway_reactor::privilege::limit_writes_of_thread;
-use byway_reactor::{Completion, File, Frame, Instant, Reactor, Waker, WriteAt};
+use byway_reactor::{Completion, File, Instant, Reactor, Waker, WriteAt};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
 use self::calls::Asked;
@@ -303,14 +303,8 @@ impl Service for Shares {
         }
     }
 
-    fn got(
-        &mut self,
-        at: &mut At<'_>,
-        _session: SessionId,
-        (frame, tag): (Option<Frame>, u64),
-        result: Result<(), GetError>,
-    ) {
-        self.got_bytes(at, FileRequestId::from_u64(tag), result.and(frame.ok_or(GetError::Ended)));
+    fn got(&mut self, at: &mut At<'_>, _session: SessionId, get: EndedGet) {
+        self.got_bytes(at, FileRequestId::from_u64(get.context), get.into_frame());
     }
 
     fn peer_gone(&mut self, at: &mut At<'_>, session: SessionId) {
