@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use byway_dsm::launch::{Hosts, JobEnd, Launch, LaunchError, Stream, run_agent};
 use byway_dsm::limits::{KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
-use byway_dsm::{Waits, Wire};
+use byway_dsm::{Consistency, Waits, Wire};
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -44,6 +44,9 @@ pub struct DsmRunArguments {
     /// Command that runs a command on a host; followed by the host's name and the command
     #[arg(long, value_name = "COMMAND", default_value = "ssh", requires = "hosts")]
     pub rsh: String,
+    /// Order of loads and stores: sc (sequential), or rc (release), faster where processes write to words of one page; for programs without data races
+    #[arg(long, value_name = "NAME", default_value = "sc", value_parser = parse_consistency)]
+    pub consistency: Consistency,
     /// Size limit of all segments together, at most 64G; untouched pages use no memory
     #[arg(long, value_name = "SIZE", default_value = "16G", value_parser = parse_memory)]
     pub memory: u64,
@@ -76,6 +79,10 @@ fn parse_waits(name: &str) -> Result<Waits, String> {
     Waits::from_name(name).ok_or_else(|| format!("{name} is neither sleep nor spin"))
 }
 
+fn parse_consistency(name: &str) -> Result<Consistency, String> {
+    Consistency::from_name(name).ok_or_else(|| format!("{name} is neither sc nor rc"))
+}
+
 fn parse_memory(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
     let (least, most) = (PAGE_BYTES as u64, DSM_PAGES_MAX * PAGE_BYTES as u64);
@@ -106,6 +113,7 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
         bytes: arguments.memory,
         keep_alive: Duration::from_secs(arguments.keep_alive),
         waits: arguments.pager,
+        consistency: arguments.consistency,
         arguments: rest.to_vec(),
         ..Launch::new(usize::from(arguments.processes), program)
     };

@@ -69,6 +69,9 @@ Examples:
 With --hosts, byway must be installed at the same path on every host, and the program too. The processes talk over plain TCP: use a
 network that you trust. Rank 0 reads no input then.
 
+With --consistency rc, several processes may store to one page at a time, and see each other's stores behind a lock, a barrier or a fence of
+the job (Job::lock, Job::barrier, Job::fence). It is for programs in which these order all accesses to the same bytes.
+
 The program must join the job by the Rust crate byway-dsm (Job::join). Each output line is prefixed with the rank of its process.
 Rank 0 reads standard input. When a process ends before all are done, or is silent for 1.5 times --keep-alive, every other process
 reports it and ends. Children of the processes end with the job.

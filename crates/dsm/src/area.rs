@@ -196,6 +196,13 @@ impl Area {
         Ok(bytes)
     }
 
+    /// Lets the program store to a page that it could only load from, and gives what the page held before the first of these stores.
+    pub(crate) fn open_for_stores(&self, page: Page) -> Result<Bytes, TakeError> {
+        let bytes = self.take(page)?;
+        self.fill(page, &bytes, Mode::Write).map_err(TakeError::Kernel)?;
+        Ok(bytes)
+    }
+
     /// Takes a copy that the program could only load from, and drops it. A device may go on reading what it held.
     pub(crate) fn drop_copy(&self, page: Page) -> Result<(), FillError> {
         let view = self.view_of(page);

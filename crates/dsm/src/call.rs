@@ -43,6 +43,7 @@ pub(crate) enum Command {
     Lock(u32, Call),
     Unlock(u32),
     Barrier(u32, Call),
+    Fence(Call),
     Map(Vec<u8>, u64, Call),
     Count(Call),
     /// Tell the others that this process leaves, and end.

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use byway_service::dsm::Consistency;
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 
 use crate::limits::{AREA_BYTES_DEFAULT, KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
@@ -27,6 +28,9 @@ pub(crate) const PEERS: &str = "BYWAY_DSM_PEERS";
 pub(crate) const KEEP_ALIVE: &str = "BYWAY_DSM_KEEP_ALIVE";
 /// `sleep` or `spin`.
 pub(crate) const WAITS: &str = "BYWAY_DSM_PAGER";
+
+/// `sc` or `rc`.
+pub(crate) const CONSISTENCY: &str = "BYWAY_DSM_CONSISTENCY";
 
 /// What the pager of each process does while there is nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -113,6 +117,7 @@ pub(crate) struct Environment {
     pub(crate) pages: u64,
     pub(crate) keep_alive: Duration,
     pub(crate) waits: Waits,
+    pub(crate) consistency: Consistency,
 }
 
 impl Environment {
@@ -148,6 +153,10 @@ impl Environment {
             Some(name) => Waits::from_name(&name).ok_or(EnvironmentError::Wrong(WAITS, name))?,
             None => Waits::default(),
         };
+        let consistency = match variable(CONSISTENCY) {
+            Some(name) => Consistency::from_name(&name).ok_or(EnvironmentError::Wrong(CONSISTENCY, name))?,
+            None => Consistency::default(),
+        };
         let name = text(WIRE)?;
         let wire = Wire::from_name(&name).ok_or(EnvironmentError::Wrong(WIRE, name))?;
         let meeting = match variable(PEERS) {
@@ -161,7 +170,7 @@ impl Environment {
             }
         };
         let (rank, ranks, pages) = (rank as u8, ranks as u8, bytes / PAGE_BYTES as u64);
-        Ok(Self { rank, ranks, job: number(JOB)?, meeting, wire, pages, keep_alive, waits })
+        Ok(Self { rank, ranks, job: number(JOB)?, meeting, wire, pages, keep_alive, waits, consistency })
     }
 }
 
@@ -191,6 +200,8 @@ mod tests {
         let peers = [(FOLDER, None), (PEERS, Some("10.0.0.1:7000,[::1]:7001"))];
         let addresses = vec!["10.0.0.1:7000".parse().unwrap(), "[::1]:7001".parse().unwrap()];
         assert_eq!(read(&peers).unwrap().meeting, Meeting::Addresses(addresses));
+        assert_eq!(place.consistency, Consistency::Sequential);
+        assert_eq!(read(&[(CONSISTENCY, Some("rc"))]).unwrap().consistency, Consistency::Release);
         assert_eq!(read(&[(WAITS, Some("spin"))]).unwrap().waits, Waits::Spin);
     }
 
@@ -206,6 +217,7 @@ mod tests {
             (JOB, "x"),
             (KEEP_ALIVE, "0"),
             (WAITS, "nap"),
+            (CONSISTENCY, "tso"),
             (PEERS, "10.0.0.1:7000"),
         ] {
             assert_eq!(read(&[(name, Some(value))]).unwrap_err(), EnvironmentError::Wrong(name, value.to_owned()));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use byway_service::dsm::{Counters, Machine, Misuse, Outcome, SegmentRefused};
+use byway_service::dsm::{Counters, JOB_BARRIERS, Machine, Misuse, Outcome, SegmentRefused};
 
 use crate::area::Area;
 use crate::call::{Answer, Call, Command};
@@ -19,9 +19,7 @@ use crate::sessions::Sessions;
 /// All have joined.
 const BARRIER_JOINED: u32 = u32::MAX;
 /// All are done.
-const BARRIER_FINISHED: u32 = u32::MAX - 1;
-/// Barriers with smaller numbers are the program's.
-const BARRIERS: u32 = BARRIER_FINISHED;
+const BARRIER_FINISHED: u32 = JOB_BARRIERS;
 
 /// A process has one area of memory, at one address, for its whole life.
 static JOINED: AtomicBool = AtomicBool::new(false);
@@ -40,7 +38,7 @@ pub enum CallError {
     #[error("the kernel refuses memory for the segment: {0}")]
     Memory(std::io::ErrorKind),
     /// The barrier's number is taken by the job itself.
-    #[error("barriers have numbers below {BARRIERS}")]
+    #[error("barriers have numbers below {JOB_BARRIERS}")]
     Barrier,
 }
 
@@ -67,9 +65,9 @@ impl Job {
         let area = Arc::new(Area::new(environment.pages)?);
         let (node, sessions) = join(&environment)?;
         let commands = Commands::new()?;
-        let Environment { rank, ranks, pages, .. } = environment;
+        let Environment { rank, ranks, pages, consistency, .. } = environment;
         let sessions = Sessions::new(node, sessions);
-        let machine = Machine::new(rank, ranks, pages);
+        let machine = Machine::new(rank, ranks, pages, consistency);
         let pager = Pager::new(Arc::clone(&area), sessions, Arc::clone(&commands), machine, &environment);
         let thread = pager.start()?;
         let job = Self { rank, ranks, commands, area, pager: Mutex::new(Some(thread)) };
@@ -104,7 +102,9 @@ impl Job {
                 Ok(Segment { at, bytes: pages as usize * PAGE_BYTES, job: PhantomData })
             }
             Outcome::Refused(refused) => Err(refused.into()),
-            Outcome::Locked | Outcome::Passed => unreachable!("the machine answers a call with its own outcome"),
+            Outcome::Locked | Outcome::Passed | Outcome::Fenced => {
+                unreachable!("the machine answers a call with its own outcome")
+            }
         }
     }
 
@@ -135,10 +135,21 @@ impl Job {
     /// # Errors
     /// `Barrier`; `Misuse` if another thread of this process is at it.
     pub fn barrier(&self, barrier: u32) -> Result<(), CallError> {
-        if barrier >= BARRIERS {
+        if barrier >= JOB_BARRIERS {
             return Err(CallError::Barrier);
         }
         self.meet(barrier)
+    }
+
+    /// Orders this process's accesses before the fence with those behind it. With release consistency, what it has stored before is seen behind
+    /// every fence, of any process, that begins later; it costs a message to the home of each page that was stored to, and each page that
+    /// other processes may use comes anew. With sequential consistency it is the processor's fence.
+    ///
+    /// # Errors
+    /// `Misuse`: too many calls wait.
+    pub fn fence(&self) -> Result<(), CallError> {
+        std::sync::atomic::fence(Ordering::SeqCst);
+        self.call(Command::Fence).map(|_| ())
     }
 
     /// What this process has counted.

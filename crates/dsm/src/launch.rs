@@ -12,6 +12,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use byway_service::dsm::Consistency;
 use byway_service::limits::DSM_RANKS_MAX;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
@@ -19,7 +20,7 @@ use self::agent::order;
 pub use self::agent::run_agent;
 use self::process::{Input, Process};
 use crate::EXIT_JOB_ENDED;
-use crate::environment::{BYTES, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, WAITS, WIRE, Waits, Wire};
+use crate::environment::{BYTES, CONSISTENCY, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, WAITS, WIRE, Waits, Wire};
 use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX};
 
 /// What to start.
@@ -38,6 +39,8 @@ pub struct Launch {
     pub keep_alive: Duration,
     /// What pagers do while there is nothing to do.
     pub waits: Waits,
+    /// What the program may rely on.
+    pub consistency: Consistency,
     /// The program.
     pub program: OsString,
     /// Its arguments.
@@ -167,6 +170,7 @@ impl Launch {
             bytes: AREA_BYTES_DEFAULT,
             keep_alive: KEEP_ALIVE_DEFAULT,
             waits: Waits::default(),
+            consistency: Consistency::default(),
             program: program.into(),
             arguments: Vec::new(),
         }
@@ -199,6 +203,7 @@ impl Launch {
             (BYTES, self.bytes.to_string().into()),
             (KEEP_ALIVE, self.keep_alive.as_millis().to_string().into()),
             (WAITS, self.waits.name().into()),
+            (CONSISTENCY, self.consistency.name().into()),
         ];
         match &self.hosts {
             Some(_) => shared.push((PEERS, addresses.join(",").into())),

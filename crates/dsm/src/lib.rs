@@ -27,7 +27,8 @@
 //!
 //! # What a program may rely on
 //! Loads and stores of all processes have one order, as on one machine. The effects of x86 store buffers between two threads
-//! also appear between two processes, and fences and locked instructions order them in the same way. A job is fail-stop: when a
+//! also appear between two processes, and fences and locked instructions order them in the same way. (With
+//! [`Consistency::Release`] this holds for programs without data races.) A job is fail-stop: when a
 //! process ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one reports this on standard error and
 //! exits with status [`EXIT_JOB_ENDED`].
 
@@ -45,7 +46,7 @@ pub use self::area::AreaError;
 pub use self::environment::{EnvironmentError, Waits, Wire};
 pub use self::job::{CallError, Job, LockGuard, Segment};
 pub use self::join::JoinError;
-pub use byway_service::dsm::{Counters, Misuse, SegmentRefused};
+pub use byway_service::dsm::{Consistency, Counters, Misuse, SegmentRefused};
 
 /// The exit status of a process whose job has ended because another process has gone.
 pub const EXIT_JOB_ENDED: i32 = 70;

@@ -12,7 +12,8 @@ use std::time::{Duration, Instant};
 
 use byway_reactor::monotonic;
 use byway_service::coherence::Mode;
-use byway_service::dsm::{Action, Contents, Counters, Due, Machine, Page, PinnedPages, Rank, Ticket, Watch};
+use byway_service::dsm::wire::Message;
+use byway_service::dsm::{Action, Contents, Counters, Due, Machine, Page, PinnedPages, Rank, Ticket, Twins, Watch};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use crate::EXIT_JOB_ENDED;
@@ -60,6 +61,7 @@ pub(crate) struct Pager {
     next_ticket: Ticket,
     /// Bytes of pages that were taken from the program, until they are sent.
     aside: HashMap<Page, Bytes>,
+    twins: Twins,
     pinned: PinnedPages,
     /// When pinned pages are tried again.
     retries_at: byway_reactor::Instant,
@@ -92,6 +94,7 @@ impl Pager {
             calls: HashMap::new(),
             next_ticket: 0,
             aside: HashMap::new(),
+            twins: Twins::default(),
             pinned: PinnedPages::default(),
             retries_at: byway_reactor::Instant::ZERO,
             watch: Watch::new(rank, ranks, keep_alive, monotonic()),
@@ -171,6 +174,7 @@ impl Pager {
             let mut pinned = std::mem::take(&mut self.pinned);
             pinned.retry(|action| self.perform(action));
             self.pinned = pinned;
+            self.act();
         }
         if let Some((page, since)) = self.pinned.oldest()
             && now - since > PIN_TIME_MAX
@@ -227,6 +231,7 @@ impl Pager {
             match command {
                 Command::Lock(lock, call) => self.call(call, |machine, ticket| machine.lock(lock, ticket)),
                 Command::Barrier(barrier, call) => self.call(call, |machine, ticket| machine.barrier(barrier, ticket)),
+                Command::Fence(call) => self.call(call, Machine::fence),
                 Command::Map(name, pages, call) => self.call(call, |machine, ticket| machine.map(&name, pages, ticket)),
                 // A guard sends it once; of others a lock that this process does not have is left alone.
                 Command::Unlock(lock) => drop(self.machine.unlock(lock)),
@@ -270,7 +275,7 @@ impl Pager {
                     None => self.area.protect(page),
                 };
                 match self.taken(page, bytes) {
-                    Some(bytes) => self.sessions.send(to, message, bytes.to_vec()),
+                    Some(bytes) => self.send(to, message, bytes.to_vec()),
                     None => return Some(action),
                 }
             }
@@ -288,6 +293,21 @@ impl Pager {
                 }
             }
             Action::Install { page, mode, contents } => self.install(page, mode, &contents),
+            Action::Twin { page, ref contents } => {
+                if !self.open_with_twin(page, contents) {
+                    return Some(action);
+                }
+            }
+            Action::ForgetTwin { page } => self.twins.forget(page),
+            Action::Flush { to, page, message, keeps } => {
+                let bytes = if keeps { self.area.protect(page) } else { self.area.take(page) };
+                let Some(bytes) = self.taken(page, bytes) else { return Some(action) };
+                let difference = self.twins.difference(page, &bytes[..]);
+                self.send(to, message, difference);
+                if !keeps {
+                    self.machine.has_left(page);
+                }
+            }
             Action::Done { ticket, outcome } => {
                 if let Some(call) = self.calls.remove(&ticket) {
                     call.answer(Answer::Done(outcome));
@@ -309,6 +329,31 @@ impl Pager {
             Err(TakeError::Pinned) => None,
             Err(error) => self.refused(page, &error),
         }
+    }
+
+    /// Sends a message with bytes of a page, perhaps to this process's own machine.
+    fn send(&mut self, to: Rank, message: Message, payload: Vec<u8>) {
+        if to == self.rank {
+            self.machine.received(to, message, payload);
+        } else {
+            self.sessions.send(to, message, payload);
+        }
+    }
+
+    /// Lets the program store to a page whose twin is kept. False if a device has the page pinned.
+    fn open_with_twin(&mut self, page: Page, contents: &Contents) -> bool {
+        let before = match contents {
+            Contents::Received(bytes) => {
+                self.install(page, Mode::Write, contents);
+                bytes.as_slice().into()
+            }
+            Contents::Zero | Contents::Kept => match self.taken(page, self.area.open_for_stores(page)) {
+                Some(bytes) => bytes as Box<[u8]>,
+                None => return false,
+            },
+        };
+        self.twins.keep(page, before);
+        true
     }
 
     fn install(&self, page: Page, mode: Mode, contents: &Contents) {

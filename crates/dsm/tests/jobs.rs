@@ -2,8 +2,8 @@
 
 mod harness;
 
-use byway_dsm::Wire;
-use byway_dsm::launch::JobEnd;
+use byway_dsm::launch::{JobEnd, Launch};
+use byway_dsm::{Consistency, Wire};
 
 use harness::{WIRES, can_run, example, launch, run};
 
@@ -34,6 +34,41 @@ fn a_grid_is_relaxed_right() {
             let right = format!("grid of 100 x 100 right after 8 steps on {ranks} processes");
             assert!(lines.iter().any(|(rank, line)| *rank == 0 && line.starts_with(&right)), "{lines:?}");
         }
+    }
+}
+
+/// Programs without data races, whose processes write to words of one page, under barriers and under a lock.
+#[test]
+fn programs_without_races_are_right_with_release_consistency() {
+    if !can_run() {
+        return;
+    }
+    let programs = [
+        ("sharing", vec!["50"], "50 rounds right"),
+        ("sor", vec!["100", "8"], "grid of 100 x 100 right"),
+        ("matrix", vec!["96"], "product of 96 x 96 right"),
+    ];
+    for wire in WIRES {
+        for ranks in [1, 2, 4, 8] {
+            for (name, arguments, right) in &programs {
+                let job = Launch { consistency: Consistency::Release, ..launch(ranks, wire, name, arguments) };
+                let (end, lines) = run(&job);
+                assert_eq!(end, JobEnd::Well, "{name}, {wire:?}, {ranks} processes: {lines:?}");
+                assert!(lines.iter().any(|(rank, line)| *rank == 0 && line.starts_with(right)), "{lines:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_and_locks_work_with_release_consistency() {
+    if !can_run() {
+        return;
+    }
+    for program in ["pin", "stranger"] {
+        let job = Launch { consistency: Consistency::Release, ..launch(2, Wire::Shm, "trouble", &[program]) };
+        let (end, lines) = run(&job);
+        assert_eq!(end, JobEnd::Well, "{program}: {lines:?}");
     }
 }
 

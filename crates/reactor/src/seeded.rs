@@ -99,6 +99,36 @@ pub enum Bug {
     DsmLockGrantedTwice,
     /// A rank that hears why a job is over names the rank that said so.
     DsmMessengerNamed,
+    /// A rank that gives a lock or barrier on tells each other rank of changed pages once, and never again.
+    DsmNoticesLost,
+    /// It tells of its own changes, and not of those that others told it.
+    DsmNoticesNotPassedOn,
+    /// It forgets what it told at a barrier when it passes, though others may not have passed.
+    DsmNoticesForgottenEarly,
+    /// It gives a lock back before the homes have its changes.
+    DsmReleasedEarly,
+    /// It keeps a page's twin when the program may store to the page already.
+    DsmTwinLate,
+    /// It takes a difference from a twin that it had kept before the last difference: what others have changed since is overwritten.
+    DsmTwinReused,
+    /// Its difference has bytes that the program has not changed.
+    DsmWholePageSent,
+    /// It drops a page that it has changed without sending the home the difference.
+    DsmDirtyCopyDropped,
+    /// It keeps a page that another rank has changed, since it has changed it too.
+    DsmDirtyCopyKept,
+    /// It takes its copy for current after its own difference, whatever others have changed before.
+    DsmOldCopyTakenForNew,
+    /// It installs a page that was on its way when a notice of a later change came.
+    DsmLateCopyInstalled,
+    /// It sends the contents of a page that it alone had, and lets the program go on storing to it.
+    DsmRecalledNotProtected,
+    /// The home leaves a page to a rank whose copy lacks changes of others.
+    DsmAloneWithOldCopy,
+    /// A fence drops no copies.
+    DsmFenceKeepsCopies,
+    /// The program passes a lock before a page that it must lose has left it.
+    DsmFlushNotAwaited,
     /// The server of files grants a lease while a change of the file is under way.
     LeaseDuringChange,
     /// It grants a lease with an answer that was read before the last change.
@@ -232,6 +262,25 @@ impl Bug {
         Self::DsmUpgradeToZeroes,
         Self::DsmLockGrantedTwice,
         Self::DsmMessengerNamed,
+    ];
+
+    /// Those of shared memory with release consistency.
+    pub const DSM_RELEASE: [Self; 15] = [
+        Self::DsmNoticesLost,
+        Self::DsmNoticesNotPassedOn,
+        Self::DsmNoticesForgottenEarly,
+        Self::DsmReleasedEarly,
+        Self::DsmTwinLate,
+        Self::DsmTwinReused,
+        Self::DsmWholePageSent,
+        Self::DsmDirtyCopyDropped,
+        Self::DsmDirtyCopyKept,
+        Self::DsmOldCopyTakenForNew,
+        Self::DsmLateCopyInstalled,
+        Self::DsmRecalledNotProtected,
+        Self::DsmAloneWithOldCopy,
+        Self::DsmFenceKeepsCopies,
+        Self::DsmFlushNotAwaited,
     ];
 
     /// Those of shares' leases.

@@ -226,6 +226,12 @@ pub const DSM_NAME_BYTES_MAX: usize = 64;
 /// Calls of a process that wait for locks, and for segments, and its barriers; a further one is refused.
 pub const DSM_CALLS_MAX: usize = 1 << 16;
 
+/// Pages of a process of which it keeps twins (release consistency), 64 MiB of them; before a further one, the difference of the oldest is sent.
+pub const DSM_TWINS_MAX: usize = 1 << 14;
+
+/// Write notices of one message; more go in several.
+pub const DSM_NOTICES_PER_MESSAGE: usize = 4096;
+
 /// Bytes of a slab of lent memory: few enough that little is lost to what a borrower leaves unused, so many that a borrower of 4 GiB
 /// has each of its slabs mapped over shared memory ([`LOANS_MAX`](byway_fabric::limits::LOANS_MAX)).
 pub const SLAB_BYTES: usize = 64 << 20;

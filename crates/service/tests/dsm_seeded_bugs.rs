@@ -24,6 +24,28 @@ fn every_seeded_bug_is_caught() {
     seeds::hunt(2, &Bug::DSM, run_with);
 }
 
+/// A job without races, one with them, and a litmus program with fences and under a lock, for each seed.
+fn run_released(bug: Option<Bug>, seed: u64) -> Result<(), String> {
+    seeded::select(bug);
+    let litmus = Words::ALL.into_iter().flat_map(catalogue).nth(seed as usize % 16).expect("8 programs twice");
+    for job in [programs::race_free(seed), programs::racing(seed), litmus.released()] {
+        run(&job, seed).map_err(|broken| broken.0)?;
+    }
+    for job in [litmus.fenced(), litmus.locked()] {
+        let report = run(&job, seed).map_err(|broken| broken.0)?;
+        let outcome = litmus.outcome(&report.events);
+        if (litmus.forbids)(&outcome) {
+            return Err(format!("{}: {outcome:?}", litmus.name));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn every_seeded_bug_of_release_consistency_is_caught() {
+    seeds::hunt(2, &Bug::DSM_RELEASE, |bug, seed| run_released(Some(bug), seed));
+}
+
 /// The litmus programs alone find what lets two ranks disagree about the order of stores.
 #[test]
 fn litmus_programs_show_forbidden_outcomes_of_broken_machines() {
@@ -50,5 +72,6 @@ fn without_a_bug_the_same_build_breaks_no_rule() {
             Ok(report) => assert!(report.killed || report.pages_sent > 0, "seed {seed}: {report:?}"),
             Err(broken) => panic!("seed {seed}: {}", broken.0),
         }
+        run_released(None, seed).unwrap_or_else(|rule| panic!("seed {seed}: {rule}"));
     }
 }

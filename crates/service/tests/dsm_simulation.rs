@@ -45,6 +45,53 @@ fn no_litmus_program_shows_a_forbidden_outcome() {
     }
 }
 
+fn run_many(job: impl Fn(u64) -> dsm_simulated::SimulatedJob + Sync) {
+    let one = |seed| match run(&job(seed), seed) {
+        Ok(report) => Ok((report.events.len() as u64, report.pages_sent)),
+        Err(broken) => Err(broken.0),
+    };
+    let (count, (events, pages_sent)) = seeds::run(2, one, |total: &mut (u64, u64), one| {
+        *total = (total.0 + one.0, total.1 + one.1);
+    });
+    if count >= 100 {
+        assert!(events > 20 * count && pages_sent > 5 * count, "{events} events, {pages_sent} pages");
+    }
+}
+
+#[test]
+fn with_release_consistency_jobs_without_races_see_one_order() {
+    run_many(programs::race_free);
+}
+
+#[test]
+fn with_release_consistency_loads_that_race_see_what_was_stored_and_not_replaced() {
+    run_many(programs::racing);
+}
+
+#[test]
+fn with_release_consistency_fences_and_locks_forbid_what_one_order_forbids() {
+    let mut weak = HashSet::new();
+    for words in Words::ALL {
+        for litmus in catalogue(words) {
+            for seed in 1..=LITMUS_SEEDS {
+                for (how, job) in [("fenced", litmus.fenced()), ("locked", litmus.locked())] {
+                    let report = run(&job, seed);
+                    let report =
+                        report.unwrap_or_else(|broken| panic!("{how} {}, seed {seed}: {broken:?}", litmus.name));
+                    let outcome = litmus.outcome(&report.events);
+                    assert!(!(litmus.forbids)(&outcome), "{how} {}, seed {seed}: {outcome:?}", litmus.name);
+                }
+                let report = run(&litmus.released(), seed).unwrap_or_else(|broken| panic!("seed {seed}: {broken:?}"));
+                if (litmus.forbids)(&litmus.outcome(&report.events)) {
+                    weak.insert(litmus.name);
+                }
+            }
+        }
+    }
+    println!("seen without fences: {weak:?}");
+    assert!(weak.contains("SB"), "without fences, release consistency shows only {weak:?}");
+}
+
 /// The checker itself: it refuses each forbidden outcome of the catalogue.
 #[test]
 fn the_checker_refuses_what_no_order_explains() {

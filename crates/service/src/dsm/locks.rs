@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::machine::Outbox;
+use super::outgoing::Outbox;
 use super::wire::Message;
 use super::{Action, Misuse, Outcome, Rank, Ticket};
 use crate::limits::DSM_CALLS_MAX;
@@ -73,6 +73,11 @@ impl Locks {
                 outbox.push((manager, Message::Lock { lock }, Vec::new()));
             }
         }
+    }
+
+    /// Whether this rank has the lock.
+    pub(super) fn is_held(&self, lock: u32) -> bool {
+        self.locks.get(&lock).is_some_and(|own| own.state == State::Held)
     }
 
     pub(super) fn unlock(&mut self, lock: u32, outbox: &mut Outbox) -> Result<Option<Action>, Misuse> {

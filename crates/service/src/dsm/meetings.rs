@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use super::machine::Outbox;
+use super::outgoing::Outbox;
 use super::wire::Message;
-use super::{Action, Misuse, Outcome, Page, Rank, SegmentRefused, Ticket};
+use super::{Action, JOB_BARRIERS, Misuse, Outcome, Page, Rank, SegmentRefused, Ticket};
 use crate::limits::{DSM_CALLS_MAX, DSM_NAME_BYTES_MAX, DSM_SEGMENTS_MAX};
 use byway_reactor::seeded::{self, Bug};
 
@@ -30,7 +30,9 @@ impl Barriers {
 
     /// A thread waits. Gives the round.
     pub(super) fn wait(&mut self, barrier: u32, ticket: Ticket) -> Result<u64, Misuse> {
-        if self.own.len() >= DSM_CALLS_MAX && !self.own.contains_key(&barrier) {
+        let of_job = (JOB_BARRIERS..=u32::MAX).filter(|own| self.own.contains_key(own)).count();
+        let is_new = barrier < JOB_BARRIERS && !self.own.contains_key(&barrier);
+        if is_new && self.own.len() - of_job >= DSM_CALLS_MAX {
             return Err(Misuse::TooMany);
         }
         let own = self.own.entry(barrier).or_default();
@@ -147,5 +149,19 @@ impl Segments {
             _ => return Err("it placed a segment outside of the area"),
         };
         Ok(Some(Action::Done { ticket, outcome }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_that_has_used_all_its_barriers_can_leave_the_job() {
+        let mut barriers = Barriers::new(1);
+        for barrier in (0..DSM_CALLS_MAX as u32).chain([JOB_BARRIERS, u32::MAX]) {
+            assert_eq!(barriers.wait(barrier, 7), Ok(0), "barrier {barrier}");
+        }
+        assert_eq!(barriers.wait(DSM_CALLS_MAX as u32, 7), Err(Misuse::TooMany));
     }
 }

@@ -6,18 +6,26 @@
 //! copy has been given up, so loads and stores have one order that all ranks see: sequential consistency (Lamport 1979), by the
 //! protocol of Li and Hudak's IVY with fixed distributed managers (1989).
 //!
+//! That is one [`Consistency`]; with the other, several ranks write to copies of a page at a time, and see each other's stores behind
+//! locks, barriers and fences.
+//!
 //! [`Machine`] is one rank's part, pure: faults, messages and the program's calls go in, [`Action`]s come out, to be done in their
 //! order. Messages of one rank to another arrive in the order in which they were sent. Failures are fail-stop: a rank that has gone
 //! ends the job, by name.
 
+mod difference;
 mod home;
 mod locks;
 mod machine;
 mod meetings;
+mod outgoing;
 mod pinned;
+mod release;
+mod sequential;
 mod watch;
 pub mod wire;
 
+pub use self::difference::Twins;
 pub use self::machine::{Counters, Machine};
 pub use self::pinned::PinnedPages;
 pub use self::watch::{Due, Watch};
@@ -30,8 +38,38 @@ pub type Rank = u8;
 /// A page, by its place in the job's area.
 pub type Page = u32;
 
+/// Barriers with this number and later ones are the job's own, for its beginning and end: they are not counted among the program's.
+pub const JOB_BARRIERS: u32 = u32::MAX - 1;
+
 /// What the program waits for, by a number of the caller's.
 pub type Ticket = u64;
+
+/// What a program may rely on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Consistency {
+    /// All loads and stores have one order that all ranks see.
+    #[default]
+    Sequential,
+    /// A rank sees another's stores behind a lock, a barrier or a fence. A program in which these order all conflicting accesses (one without
+    /// data races) cannot tell it from the other. A load that races sees, in each byte, a value that was stored there and that no later store, by
+    /// that order, has replaced.
+    Release,
+}
+
+impl Consistency {
+    /// Its name on command lines.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Sequential => "sc",
+            Self::Release => "rc",
+        }
+    }
+
+    /// The consistency of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Sequential, Self::Release].into_iter().find(|consistency| consistency.name() == name)
+    }
+}
 
 /// What a rank does next. Actions are done in their order, each before the next begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,7 +85,7 @@ pub enum Action {
     },
     /// Send a message with the page's bytes: those that [`Action::Take`] or [`Action::Protect`] has set aside, else those that the program sees.
     SendPage {
-        /// To which rank.
+        /// To which rank; to this one by [`Machine::received`].
         to: Rank,
         /// Which page.
         page: Page,
@@ -80,6 +118,31 @@ pub enum Action {
         /// What the page holds from now on.
         contents: Contents,
     },
+    /// Let the program load and store, and wake its threads that wait for the page. Before it can store, what the page holds is kept as its
+    /// twin ([`Twins::keep`]).
+    Twin {
+        /// Which page.
+        page: Page,
+        /// What the page holds from now on.
+        contents: Contents,
+    },
+    /// Drop the twin ([`Twins::forget`]): the rank sends no differences of the page any more.
+    ForgetTwin {
+        /// Which page.
+        page: Page,
+    },
+    /// Take the right to write, or the page, from the program, and send a message with the page's difference from its twin
+    /// ([`Twins::difference`]). Over when no store can be under way, nor a device's. If the page is taken, [`Machine::has_left`] is called then.
+    Flush {
+        /// To which rank; to this one by [`Machine::received`].
+        to: Rank,
+        /// Which page.
+        page: Page,
+        /// The message.
+        message: Message,
+        /// Whether the program keeps the page to load from.
+        keeps: bool,
+    },
     /// What the program waited for has come.
     Done {
         /// Of the call.
@@ -103,7 +166,10 @@ impl Action {
             | Self::Protect { page }
             | Self::Take { page }
             | Self::Unmap { page }
-            | Self::Install { page, .. } => Some(*page),
+            | Self::Install { page, .. }
+            | Self::Twin { page, .. }
+            | Self::ForgetTwin { page }
+            | Self::Flush { page, .. } => Some(*page),
             Self::Done { .. } | Self::End { .. } => None,
         }
     }
@@ -127,6 +193,8 @@ pub enum Outcome {
     Locked,
     /// All ranks have reached the barrier.
     Passed,
+    /// What this process stored before the fence is seen by every fence behind it.
+    Fenced,
     /// The segment is there.
     Mapped {
         /// Where it begins.

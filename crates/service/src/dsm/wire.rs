@@ -1,4 +1,4 @@
-//! The messages of shared memory, protocol "dsm", version 1: 32 bytes each, as the header of a node's message. docs/wire.md has the map.
+//! The messages of shared memory, protocol "dsm", version 2: 32 bytes each, as the header of a node's message. docs/wire.md has the map.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -8,7 +8,7 @@ use crate::coherence::Mode;
 use crate::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 
 /// The version of the protocol; a rank of another one is refused when it joins.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 /// Bytes of a message without its payload.
 pub const MESSAGE_BYTES: usize = size_of::<Header>();
@@ -185,6 +185,31 @@ pub enum Message {
     },
     /// The sender's pager runs. Sent at intervals, so that a rank that is stopped or cut off is told from one that has nothing to say.
     Alive,
+    /// To the home, with the page as the payload: the sender was alone with it, and is not any more. The answer to `Forward`.
+    Contents {
+        /// Which page.
+        page: Page,
+        /// As `Forward` had it.
+        version: u64,
+    },
+    /// To the home, with the difference as the payload: what the sender has changed.
+    Difference {
+        /// Which page.
+        page: Page,
+        /// Of the sender's copy; 0 if it keeps none.
+        version: u64,
+    },
+    /// From the home: it has the difference.
+    Differed {
+        /// Which page.
+        page: Page,
+        /// `Write`: no other rank has a copy of this version, and the receiver may store to its copy without differences.
+        mode: Mode,
+        /// Of the page with the difference; 0 if there was none.
+        version: u64,
+    },
+    /// With write notices as the payload: before the lock or barrier that follows, the receiver has to know of them.
+    Notices,
 }
 
 impl Message {
@@ -225,6 +250,10 @@ impl Message {
             Self::Leave => Header::new(19),
             Self::Alive => Header::new(20),
             Self::Ended { rank, seconds } => Header { rank, version: U64::new(seconds), ..Header::new(21) },
+            Self::Contents { page, version } => of_page(22, page, version),
+            Self::Difference { page, version } => of_page(23, page, version),
+            Self::Differed { page, mode, version } => Header { mode: to_number(mode), ..of_page(24, page, version) },
+            Self::Notices => Header::new(25),
         };
         zerocopy::transmute!(header)
     }
@@ -258,6 +287,10 @@ impl Message {
             19 => Self::Leave,
             20 => Self::Alive,
             21 => Self::Ended { rank: known()?, seconds: version },
+            22 => Self::Contents { page: page()?, version },
+            23 => Self::Difference { page: page()?, version },
+            24 => Self::Differed { page: page()?, mode: mode?, version },
+            25 => Self::Notices,
             _ => return None,
         })
     }
@@ -274,7 +307,10 @@ impl Message {
             | Self::Upgrade { page, .. }
             | Self::Invalidate { page, .. }
             | Self::Acknowledge { page, .. }
-            | Self::Confirm { page, .. } => Some(*page),
+            | Self::Confirm { page, .. }
+            | Self::Contents { page, .. }
+            | Self::Difference { page, .. }
+            | Self::Differed { page, .. } => Some(*page),
             _ => None,
         }
     }
@@ -344,6 +380,10 @@ mod tests {
             Message::Leave,
             Message::Alive,
             Message::Ended { rank: 5, seconds: 15 },
+            Message::Contents { page, version },
+            Message::Difference { page, version },
+            Message::Differed { page, mode, version },
+            Message::Notices,
         ]
     }
 
@@ -358,9 +398,9 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_map() {
-        let hello = Message::Hello { protocol: 1, rank: 3, ranks: 4, job: 0x0807_0605_0403_0201 };
+        let hello = Message::Hello { protocol: 2, rank: 3, ranks: 4, job: 0x0807_0605_0403_0201 };
         let mut golden = [0; 32];
-        golden[..6].copy_from_slice(&[1, 0, 3, 4, 1, 0]);
+        golden[..6].copy_from_slice(&[1, 0, 3, 4, 2, 0]);
         golden[16..24].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(hello.to_bytes(), golden);
         let forward = Message::Forward { page: 0x03_0201, mode: Mode::Write, requester: 5, version: 9 };
@@ -369,6 +409,12 @@ mod tests {
         golden[8..12].copy_from_slice(&[1, 2, 3, 0]);
         golden[16] = 9;
         assert_eq!(forward.to_bytes(), golden);
+        let differed = Message::Differed { page: 0x03_0201, mode: Mode::Write, version: 9 };
+        let mut golden = [0; 32];
+        golden[..2].copy_from_slice(&[24, 2]);
+        golden[8..12].copy_from_slice(&[1, 2, 3, 0]);
+        golden[16] = 9;
+        assert_eq!(differed.to_bytes(), golden);
         let mut golden = [0; 32];
         golden[0] = 17;
         golden[24..26].copy_from_slice(&[1, 2]);
@@ -378,7 +424,7 @@ mod tests {
     #[test]
     fn what_no_message_has_is_refused() {
         let ask = Message::Ask { page: 1, mode: Mode::Read, requester: 1 }.to_bytes();
-        for (place, value) in [(0, 0), (0, 22), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
+        for (place, value) in [(0, 0), (0, 26), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
             let mut bytes = ask;
             bytes[place] = value;
             assert_eq!(Message::from_bytes(&bytes), None, "byte {place} is {value}");

@@ -4,6 +4,7 @@
 use super::history::Event;
 use super::programs::Op::{self, Barrier, Load, Store};
 use super::{PAGE_WORDS, SimulatedJob};
+use byway_service::dsm::Consistency;
 
 /// A program, and whether an outcome, the values of all loads in the order of threads, is forbidden.
 pub struct Litmus {
@@ -58,8 +59,41 @@ pub fn catalogue(Words(x, y): Words) -> Vec<Litmus> {
 impl Litmus {
     /// Each thread is a rank.
     pub fn job(&self) -> SimulatedJob {
-        let ranks = self.threads.iter().map(|thread| vec![thread.clone()]).collect();
-        SimulatedJob { ranks, pages: 2, killed: None, leaves: false }
+        self.job_of(Consistency::Sequential, Vec::clone)
+    }
+
+    /// With release consistency and nothing that orders.
+    pub fn released(&self) -> SimulatedJob {
+        self.job_of(Consistency::Release, Vec::clone)
+    }
+
+    /// With release consistency and a fence before each access.
+    pub fn fenced(&self) -> SimulatedJob {
+        let fences = |thread: &Vec<Op>| thread.iter().flat_map(|op| [Op::Fence, *op]).collect();
+        self.job_of(Consistency::Release, fences)
+    }
+
+    /// With release consistency and each thread's accesses between barriers under one lock.
+    pub fn locked(&self) -> SimulatedJob {
+        let locks = |thread: &Vec<Op>| {
+            let parts = thread.split_inclusive(|op| matches!(op, Barrier(_)));
+            let mut ops = Vec::new();
+            for part in parts {
+                let (accesses, end) = match part.split_last() {
+                    Some((end @ Barrier(_), accesses)) => (accesses, Some(*end)),
+                    _ => (part, None),
+                };
+                ops.extend([&[Op::Lock(0)], accesses, &[Op::Unlock(0)]].concat());
+                ops.extend(end);
+            }
+            ops
+        };
+        self.job_of(Consistency::Release, locks)
+    }
+
+    fn job_of(&self, consistency: Consistency, change: impl Fn(&Vec<Op>) -> Vec<Op>) -> SimulatedJob {
+        let ranks = self.threads.iter().map(|thread| vec![change(thread)]).collect();
+        SimulatedJob { ranks, pages: 2, consistency, races: true, killed: None, leaves: false }
     }
 
     /// The values of all loads, thread by thread, but for the first two of each.

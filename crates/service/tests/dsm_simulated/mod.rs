@@ -6,16 +6,18 @@
 
 pub mod history;
 pub mod litmus;
+pub mod order;
 pub mod programs;
 mod rank;
 
 use std::collections::{HashMap, VecDeque};
 
 use byway_service::dsm::wire::Message;
-use byway_service::dsm::{JobEnd, Rank};
+use byway_service::dsm::{Consistency, JobEnd, Rank};
 pub use byway_skip::seeds::{Broken, Chance};
 
 use self::history::Event;
+use self::order::Order;
 use self::programs::Op;
 use self::rank::{Input, SimulatedRank};
 
@@ -28,6 +30,9 @@ const STEPS_MAX: usize = 400_000;
 pub struct SimulatedJob {
     pub ranks: Vec<Vec<Vec<Op>>>,
     pub pages: usize,
+    pub consistency: Consistency,
+    /// Whether locks, barriers and fences order all accesses that conflict.
+    pub races: bool,
     pub killed: Option<(usize, Rank)>,
     /// Whether the ranks leave the job when all threads are done.
     pub leaves: bool,
@@ -53,6 +58,8 @@ pub struct Truth {
     arrived: HashMap<u32, usize>,
     /// The first rule that was broken by what a step saw.
     broken: Option<String>,
+    consistency: Consistency,
+    order: Order,
     events: Vec<Event>,
 }
 
@@ -61,6 +68,31 @@ impl Truth {
         if self.broken.is_none() {
             self.broken = Some(rule());
         }
+    }
+
+    /// A thread, or its device, stores a value in a word while other ranks have copies of its page.
+    fn store(&mut self, (thread, who): (usize, &str), (word, value): (usize, u64), others: &[usize]) {
+        self.words.insert(word, value);
+        self.order.stores(thread, word, value);
+        if self.consistency == Consistency::Sequential && !others.is_empty() {
+            self.breaks(|| format!("thread {thread}: {who} stores while ranks {others:?} have copies"));
+        }
+        self.events.push(Event { thread, stores: true, word, value });
+    }
+
+    fn load(&mut self, thread: usize, word: usize, value: u64) {
+        match self.consistency {
+            Consistency::Sequential if self.words.get(&word).copied().unwrap_or(0) != value => {
+                self.breaks(|| format!("thread {thread} loads an old value of word {word}"));
+            }
+            Consistency::Sequential => {}
+            Consistency::Release => {
+                if let Err(rule) = self.order.loads(thread, word, value) {
+                    self.breaks(|| rule);
+                }
+            }
+        }
+        self.events.push(Event { thread, stores: false, word, value });
     }
 }
 
@@ -73,6 +105,9 @@ struct World {
     truth: Truth,
     killed: Option<Rank>,
     leaves: bool,
+    races: bool,
+    /// Messages from this rank to that one are late, so that those of other ranks overtake them.
+    slow: Option<(Rank, Rank)>,
 }
 
 /// What can happen next.
@@ -91,13 +126,17 @@ pub fn run(job: &SimulatedJob, seed: u64) -> Result<Report, Broken> {
     let count = job.ranks.len() as Rank;
     let mut first = 0;
     let ranks = job.ranks.iter().enumerate().map(|(rank, threads)| {
-        let made = SimulatedRank::new(rank as Rank, count, job.pages, threads, first);
+        let made = SimulatedRank::new((rank as Rank, count), (job.pages, job.consistency), threads, first);
         first += threads.len();
         made
     });
-    let (chance, ranks) = (Chance::new(seed), ranks.collect());
-    let mut world =
-        World { chance, ranks, wires: HashMap::new(), truth: Truth::default(), killed: None, leaves: job.leaves };
+    let (mut chance, ranks) = (Chance::new(seed), ranks.collect());
+    let is_released = job.consistency == Consistency::Release;
+    let any_rank = |chance: &mut Chance| chance.below(usize::from(count)) as Rank;
+    let slow = (is_released && chance.one_in(2)).then(|| (any_rank(&mut chance), any_rank(&mut chance)));
+    let truth = Truth { consistency: job.consistency, order: Order::new(first), ..Truth::default() };
+    let (killed, leaves, races) = (None, job.leaves, job.races);
+    let mut world = World { chance, ranks, wires: HashMap::new(), truth, killed, leaves, races, slow };
     for step in 0..STEPS_MAX {
         if let Some((_, rank)) = job.killed.filter(|(at, _)| *at == step) {
             world.kill(rank);
@@ -106,7 +145,7 @@ pub fn run(job: &SimulatedJob, seed: u64) -> Result<Report, Broken> {
         if next.is_empty() {
             return world.end();
         }
-        let chosen = next[world.chance.below(next.len())];
+        let chosen = world.choose(&next);
         world.step(chosen);
     }
     Err(Broken(world.truth.broken.take().unwrap_or_else(|| "the run never ends".to_owned())))
@@ -140,6 +179,21 @@ impl World {
             next.extend(stay.map(|(place, _)| Next::Leave(place)));
         }
         next
+    }
+
+    fn choose(&mut self, next: &[Next]) -> Next {
+        /// How often others go first, while there are any.
+        const TIMES: usize = 30;
+        let mut chosen = next[self.chance.below(next.len())];
+        for _ in 0..TIMES {
+            match chosen {
+                Next::Deliver(from, to) if self.slow == Some((from, to)) => {
+                    chosen = next[self.chance.below(next.len())];
+                }
+                _ => break,
+            }
+        }
+        chosen
     }
 
     fn step(&mut self, next: Next) {
@@ -191,7 +245,8 @@ impl World {
     /// Nothing can happen any more.
     fn end(self) -> Result<Report, Broken> {
         let broken = |rule: String| Err(Broken(rule));
-        if let Err(cycle) = history::check(&self.truth.events) {
+        let has_one_order = self.truth.consistency == Consistency::Sequential || !self.races;
+        if let (true, Err(cycle)) = (has_one_order, history::check(&self.truth.events)) {
             return broken(format!("no order of all loads and stores explains what was seen: {cycle}"));
         }
         if let Some(rule) = self.truth.broken {

@@ -5,9 +5,10 @@ use std::collections::VecDeque;
 use byway_reactor::Instant;
 use byway_service::coherence::Mode;
 use byway_service::dsm::wire::Message;
-use byway_service::dsm::{Action, Contents, JobEnd, Machine, Outcome, Page, PinnedPages, Rank, Ticket};
+use byway_service::dsm::{
+    Action, Consistency, Contents, JobEnd, Machine, Outcome, Page, PinnedPages, Rank, Ticket, Twins,
+};
 
-use super::history::Event;
 use super::programs::Op;
 use super::{PAGE_WORDS, Truth};
 
@@ -18,6 +19,7 @@ pub enum Input {
     Lock(u32, Ticket),
     Unlock(u32),
     Barrier(u32, Ticket),
+    Fence(Ticket),
     Gone(Rank),
     Leave,
 }
@@ -53,11 +55,13 @@ struct SimulatedPage {
 }
 
 pub struct SimulatedRank {
+    rank: Rank,
     machine: Machine,
     inbox: VecDeque<Input>,
     action: Option<Action>,
     pinned: PinnedPages,
     memory: Vec<SimulatedPage>,
+    twins: Twins,
     threads: Vec<Thread>,
     /// The number of its first thread among those of all ranks.
     first: usize,
@@ -68,17 +72,28 @@ pub struct SimulatedRank {
     ended: Option<JobEnd>,
 }
 
+fn bytes_of(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
 type Sent = (Rank, Message, Vec<u8>);
 
 impl SimulatedRank {
-    pub fn new(rank: Rank, ranks: Rank, pages: usize, programs: &[Vec<Op>], first: usize) -> Self {
+    pub fn new(
+        (rank, ranks): (Rank, Rank),
+        (pages, consistency): (usize, Consistency),
+        programs: &[Vec<Op>],
+        first: usize,
+    ) -> Self {
         let thread = |program: &Vec<Op>| Thread { program: program.clone(), at: 0, state: State::Ready };
         Self {
-            machine: Machine::new(rank, ranks, pages as u64),
+            rank,
+            machine: Machine::new(rank, ranks, pages as u64, consistency),
             inbox: VecDeque::new(),
             action: None,
             pinned: PinnedPages::default(),
             memory: vec![SimulatedPage { mode: Mode::None, words: [ABSENT; PAGE_WORDS], aside: None, pins: 0 }; pages],
+            twins: Twins::default(),
             threads: programs.iter().map(thread).collect(),
             first,
             is_killed: false,
@@ -183,14 +198,10 @@ impl SimulatedRank {
                 let slot = &mut memory.words[word % PAGE_WORDS];
                 if let Op::Store(_, value) = op {
                     *slot = value;
-                    truth.words.insert(word, value);
-                    if !others.is_empty() {
-                        truth.breaks(|| format!("thread {number} stores while ranks {others:?} have copies"));
-                    }
-                } else if truth.words.get(&word).copied().unwrap_or(0) != *slot {
-                    truth.breaks(|| format!("thread {number} loads an old value of word {word}"));
+                    truth.store((number, "it"), (word, value), &others);
+                } else {
+                    truth.load(number, word, *slot);
                 }
-                truth.events.push(Event { thread: number, stores: needs == Mode::Write, word, value: *slot });
             }
             Op::Receive(word, value) => {
                 let page = word / PAGE_WORDS;
@@ -209,11 +220,7 @@ impl SimulatedRank {
                 memory.words[word % PAGE_WORDS] = value;
                 memory.pins -= 1;
                 thread.state = State::Ready;
-                truth.words.insert(word, value);
-                if !others.is_empty() {
-                    truth.breaks(|| format!("thread {number}'s device stores while ranks {others:?} have copies"));
-                }
-                truth.events.push(Event { thread: number, stores: true, word, value });
+                truth.store((number, "its device"), (word, value), &others);
             }
             Op::Lock(lock) => {
                 thread.state = State::Waits;
@@ -222,11 +229,19 @@ impl SimulatedRank {
             }
             Op::Unlock(lock) => {
                 truth.locks.remove(&lock);
+                truth.order.unlocks(number, lock);
                 self.inbox.push_back(Input::Unlock(lock));
+            }
+            Op::Fence => {
+                thread.state = State::Waits;
+                truth.order.begins_fence(number);
+                self.inbox.push_back(Input::Fence(place as Ticket));
+                return;
             }
             Op::Barrier(barrier) => {
                 thread.state = State::Waits;
                 *truth.arrived.entry(barrier).or_default() += 1;
+                truth.order.arrives(number, barrier);
                 self.inbox.push_back(Input::Barrier(barrier, place as Ticket));
                 return;
             }
@@ -262,6 +277,7 @@ impl SimulatedRank {
             Some(Input::Lock(lock, ticket)) => self.machine.lock(lock, ticket).expect(misuse),
             Some(Input::Unlock(lock)) => self.machine.unlock(lock).expect(misuse),
             Some(Input::Barrier(barrier, ticket)) => self.machine.barrier(barrier, ticket).expect(misuse),
+            Some(Input::Fence(ticket)) => self.machine.fence(ticket).expect(misuse),
             Some(Input::Gone(rank)) => self.machine.gone(rank),
             Some(Input::Leave) => self.machine.leave(),
             None => {}
@@ -275,10 +291,37 @@ impl SimulatedRank {
             Action::SendPage { to, page, message } => {
                 let memory = &mut self.memory[page as usize];
                 let words = memory.aside.take().unwrap_or(memory.words);
-                sent.push((to, message, words.iter().flat_map(|word| word.to_le_bytes()).collect()));
+                self.send(to, message, bytes_of(&words), sent);
             }
-            Action::Protect { page } | Action::Take { page } if self.memory[page as usize].pins > 0 => {
+            Action::Protect { page }
+            | Action::Take { page }
+            | Action::Flush { page, .. }
+            | Action::Twin { page, .. }
+                if self.memory[page as usize].pins > 0 =>
+            {
                 return Some(action);
+            }
+            Action::Twin { page, contents } => {
+                let before = match &contents {
+                    Contents::Received(bytes) => bytes.clone(),
+                    _ => bytes_of(&self.memory[page as usize].words),
+                };
+                self.twins.keep(page, before.into());
+                self.install(page, Mode::Write, &contents);
+            }
+            Action::ForgetTwin { page } => self.twins.forget(page),
+            Action::Flush { to, page, message, keeps } => {
+                let memory = &mut self.memory[page as usize];
+                let bytes = bytes_of(&memory.words);
+                memory.mode = if keeps { Mode::Read } else { Mode::None };
+                if !keeps {
+                    memory.words = [ABSENT; PAGE_WORDS];
+                }
+                let difference = self.twins.difference(page, &bytes);
+                self.send(to, message, difference, sent);
+                if !keeps {
+                    self.machine.has_left(page);
+                }
             }
             Action::Protect { page } => {
                 let memory = &mut self.memory[page as usize];
@@ -298,6 +341,14 @@ impl SimulatedRank {
             Action::End { reason } => self.ended = Some(reason),
         }
         None
+    }
+
+    fn send(&mut self, to: Rank, message: Message, payload: Vec<u8>, sent: &mut Vec<Sent>) {
+        if to == self.rank {
+            self.machine.received(to, message, payload);
+        } else {
+            sent.push((to, message, payload));
+        }
     }
 
     fn install(&mut self, page: Page, mode: Mode, contents: &Contents) {
@@ -324,6 +375,7 @@ impl SimulatedRank {
                 if let Some(other) = truth.locks.insert(lock, number) {
                     truth.breaks(|| format!("threads {other} and {number} have lock {lock}"));
                 }
+                truth.order.locks(number, lock);
             }
             (Op::Barrier(barrier), Outcome::Passed) => {
                 // Each barrier of these programs is used once, by one thread of each rank.
@@ -331,7 +383,9 @@ impl SimulatedRank {
                 if arrived < usize::from(ranks) {
                     truth.breaks(|| format!("barrier {barrier} opened when {arrived} of {ranks} were there"));
                 }
+                truth.order.passes(number, barrier);
             }
+            (Op::Fence, Outcome::Fenced) => truth.order.ends_fence(number),
             (op, outcome) => truth.breaks(|| format!("thread {number} at {op:?} got {outcome:?}")),
         }
         thread.state = State::Ready;
