@@ -42,7 +42,7 @@ pub struct DsmRunArguments {
     #[arg(long, value_name = "URI,...", value_delimiter = ',', conflicts_with = "wire", value_parser = parse_host)]
     pub hosts: Vec<(String, SocketAddr)>,
     /// Command that runs a command on a host; followed by the host's name and the command
-    #[arg(long, value_name = "COMMAND", default_value = "ssh", requires = "hosts")]
+    #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "hosts")]
     pub rsh: String,
     /// Order of loads and stores: sc (sequential), or rc (release), faster where processes write to words of one page; for programs without data races
     #[arg(long, value_name = "NAME", default_value = "sc", value_parser = parse_consistency)]

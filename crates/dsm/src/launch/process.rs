@@ -75,12 +75,12 @@ impl Process {
         };
         let output = child.stdout.take().map(|pipe| Lines::of(pipe.into()));
         let errors = child.stderr.take().map(|pipe| Lines::of(pipe.into()));
-        let mut order = child.stdin.take();
-        if let (Input::Order(bytes), Some(pipe)) = (input, &mut order) {
-            // An agent that does not start ends, and says why itself.
-            let _ = pipe.write_all(&bytes);
+        let order = child.stdin.take();
+        let process = Self { child, descriptor, has_group, order, output, errors, ended: None, was_killed: false };
+        if let (Input::Order(bytes), Some(pipe)) = (input, &process.order) {
+            send_order(pipe, bytes)?;
         }
-        Ok(Self { child, descriptor, has_group, order, output, errors, ended: None, was_killed: false })
+        Ok(process)
     }
 
     /// Whether it is an agent that has not been told to end.
@@ -164,6 +164,16 @@ impl Process {
     }
 }
 
+/// Writes an order in a thread of its own. The command that starts the agent may read late (ssh, when it has connected), and a pipe holds less
+/// than the longest order.
+fn send_order(pipe: &ChildStdin, bytes: Vec<u8>) -> std::io::Result<()> {
+    let mut pipe = std::fs::File::from(pipe.as_fd().try_clone_to_owned()?);
+    let writer = std::thread::Builder::new().name("dsm-order".to_owned());
+    // An agent that does not start ends, and says why itself.
+    writer.spawn(move || drop(pipe.write_all(&bytes)))?;
+    Ok(())
+}
+
 impl Drop for Process {
     fn drop(&mut self) {
         self.order = None;
@@ -171,5 +181,27 @@ impl Drop for Process {
         let mut ended = [PollFd::new(&self.descriptor, PollFlags::IN)];
         let _ = poll(&mut ended, Timespec::try_from(REAP_TIME_MAX).ok().as_ref());
         let _ = self.child.try_wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::ORDER_BYTES_MAX;
+
+    #[test]
+    fn a_start_does_not_wait_for_an_agent_that_reads_its_order_late() {
+        let folder = tempfile::tempdir().unwrap();
+        let go = folder.path().join("go");
+        let mut command = Command::new("sh");
+        let script = r#"until [ -e "$1" ]; do sleep 0.01; done; test "$(head -c "$2" | wc -c)" = "$2""#;
+        command.args(["-c", script, "sh"]).arg(&go).arg(ORDER_BYTES_MAX.to_string());
+        let mut agent = Process::start(command, Input::Order(vec![7; ORDER_BYTES_MAX])).unwrap();
+        // The agent reads only from now on.
+        std::fs::write(&go, "").unwrap();
+        let mut ended = [PollFd::new(&agent.descriptor, PollFlags::IN)];
+        let deadline = Timespec { tv_sec: 30, tv_nsec: 0 };
+        assert_eq!(poll(&mut ended, Some(&deadline)).unwrap(), 1, "the agent waits for the rest of its order");
+        assert!(agent.look_for_end().unwrap().success());
     }
 }
