@@ -145,6 +145,8 @@ pub enum Bug {
     LeaseFencedEarly,
     /// It takes the return of an older lease for one of the lease that is held.
     OldLeaseReturned,
+    /// A new server process changes files while clients may use leases that the process before it gave.
+    ChangeInGrace,
     /// The client of files counts a lease from the answer, not from when it asked.
     LeaseFromAnswer,
     /// It answers a recall before the kernel has dropped its pages, and believes the pages still.
@@ -284,7 +286,7 @@ impl Bug {
     ];
 
     /// Those of shares' leases.
-    pub const LEASES: [Self; 15] = [
+    pub const LEASES: [Self; 16] = [
         Self::LeaseDuringChange,
         Self::LeaseOnOldAnswer,
         Self::ChangeBeforeReturn,
@@ -293,6 +295,7 @@ impl Bug {
         Self::LeaseEndsWithSession,
         Self::LeaseFencedEarly,
         Self::OldLeaseReturned,
+        Self::ChangeInGrace,
         Self::LeaseFromAnswer,
         Self::RecallBeforeInvalidation,
         Self::LeaseAfterRecall,

@@ -8,17 +8,18 @@ use leases_simulated::{Register, Truth, run};
 #[test]
 fn clients_with_caches_see_what_the_server_has() {
     let one = |seed| match run(seed) {
-        Ok(report) => Ok((report.operations as u64, report.cached as u64, report.fenced as u64)),
+        Ok(report) => Ok([report.operations, report.cached, report.fenced, report.restarts].map(|count| count as u64)),
         Err(broken) => Err(broken.0),
     };
-    let (count, (operations, cached, fenced)) = seeds::run(2, one, |total: &mut (u64, u64, u64), one| {
-        *total = (total.0 + one.0, total.1 + one.1, total.2 + one.2);
+    let (count, [operations, cached, fenced, restarts]) = seeds::run(2, one, |total: &mut [u64; 4], one| {
+        total.iter_mut().zip(one).for_each(|(total, one)| *total += one);
     });
     // Chance has done something.
     if count >= 100 {
         assert!(operations > 100 * count, "{operations} operations");
         assert!(cached > operations / 20, "{cached} of {operations} from caches");
         assert!(fenced > count / 20, "{fenced} sessions were ended by the server");
+        assert!(restarts > count, "{restarts} restarts of the server");
     }
 }
 

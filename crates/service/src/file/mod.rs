@@ -5,10 +5,12 @@
 //! [`client`] is for a mount and for commands; it finds its files again when the server was restarted.
 
 pub mod client;
+pub mod grace;
 pub mod leases;
 pub mod locks;
 pub mod server;
 pub mod share;
+mod state;
 pub mod wire;
 
 pub use self::share::{NOBODY, Share, ShareError, ShareSpec, Users, Writers};

@@ -1,6 +1,6 @@
 //! A share: a directory, the clients that may use it, and the rights of its clients there.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -10,6 +10,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 
 use super::locks::Locks;
 use super::server::Ticket;
+use super::state;
 use crate::block::spec::VolumeName;
 
 /// Whose rights the clients of a share have.
@@ -131,6 +132,7 @@ pub struct Share {
     spec: ShareSpec,
     root: OwnedFd,
     acting: Acting,
+    can_list: bool,
     pub(super) locks: Mutex<Locks<Ticket>>,
 }
 
@@ -166,7 +168,8 @@ impl Share {
             }
         };
         is_reachable(path, &root)?;
-        Ok(Self { root, acting, locks: Mutex::default(), spec })
+        let can_list = state::can_list(root.as_fd());
+        Ok(Self { root, acting, can_list, locks: Mutex::default(), spec })
     }
 
     /// As it was configured.
@@ -193,6 +196,12 @@ impl Share {
     /// Whether clients may keep what they know of its files.
     pub(super) fn gives_leases(&self) -> bool {
         self.spec.writers == Writers::Exclusive
+    }
+
+    /// Whether the server can keep a list of the clients that have locks or leases ([`state`]). Without it a new process waits
+    /// for the whole grace time.
+    pub(super) fn can_list(&self) -> bool {
+        self.can_list
     }
 
     pub(super) fn root(&self) -> &OwnedFd {

@@ -83,6 +83,8 @@ pub enum Method {
     Detach = 34,
     /// Return leases and wait for recalls: the payload of both is a list of [`Lease`]. A session that calls this gets leases.
     Recalls = 35,
+    /// The client has asked a new server process for all locks that it had, and believes no lease of an earlier session.
+    ReclaimComplete = 36,
 }
 
 impl Method {
@@ -120,7 +122,7 @@ impl Method {
     /// The method of that number.
     pub fn from_number(number: u16) -> Option<Self> {
         use Method as M;
-        const ALL: [M; 35] = [
+        const ALL: [M; 36] = [
             M::Attach,
             M::List,
             M::LookUp,
@@ -156,6 +158,7 @@ impl Method {
             M::Access,
             M::Detach,
             M::Recalls,
+            M::ReclaimComplete,
         ];
         ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
@@ -461,8 +464,9 @@ pub enum CallError {
     /// The server has no memory or no room in a queue now: try again.
     #[error("the server has no room for the request now")]
     Busy,
-    /// The server process is new: until its grace time is over it gives locks back to those who had them, and none to others.
-    #[error("the server has just started and waits for clients that had locks; try again")]
+    /// The server process is new, and clients that had locks or leases have not come back yet: it gives no new locks, or changes no
+    /// files.
+    #[error("the server has just started and waits for clients that had locks or leases; try again")]
     Grace,
     /// A lock is asked for again when others may have had it.
     #[error("the server restores no locks after its grace time")]

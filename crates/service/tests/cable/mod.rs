@@ -1,4 +1,5 @@
 //! A cable between a client and its server that a test cuts: connections over TCP, passed on until then.
+#![allow(dead_code, reason = "each test file uses a part")]
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

@@ -150,6 +150,8 @@ impl Agent {
         self.until = Instant::ZERO;
         self.pages.values_mut().for_each(|page| page.good = false);
         self.recalls.retain(|(_, _, stage)| !matches!(stage, Recall::Came));
+        // What is recalled of an earlier session is returned to none: a new server process may use its version again.
+        self.recalls.iter_mut().for_each(|(_, version, _)| *version = u64::MAX);
         let lost = std::mem::take(&mut self.sent);
         for program in 0..PROGRAMS {
             self.programs[program] = match self.programs[program] {

@@ -1,7 +1,7 @@
 //! One server of files and three clients with caches, in which chance says what happens next.
 //!
 //! A step is one thing of one party: a message arrives, the server reads or changes a file, a kernel looks at a page, a recall is
-//! worked on. Clients are stopped and cut off, their sessions end, recalls are answered late. The rule: what an operation has seen
+//! worked on. The server is killed and started again. Clients are stopped and cut off, their sessions end, recalls are answered late. The rule: what an operation has seen
 //! was so at the server at some step between its begin and its end, so all operations have one order.
 
 pub mod agent;
@@ -129,6 +129,8 @@ pub struct Report {
     pub cached: usize,
     /// Sessions that the server ended because of a recall.
     pub fenced: usize,
+    /// Restarts of the server.
+    pub restarts: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -166,7 +168,7 @@ pub fn run(seed: u64) -> Result<Report, Broken> {
         return Err(Broken(format!("operations never end: {busy:?}")));
     }
     let operations = world.agents.iter().map(|agent| agent.ended).sum();
-    Ok(Report { operations, cached: world.truth.cached, fenced: world.server.fenced })
+    Ok(Report { operations, cached: world.truth.cached, fenced: world.server.fenced, restarts: world.server.restarts })
 }
 
 impl World {
@@ -217,7 +219,7 @@ impl World {
         if self.chance.one_in(150) {
             let place = self.chance.below(AGENTS);
             let lasts = Duration::from_millis(self.chance.below(25_000) as u64);
-            match self.chance.below(5) {
+            match self.chance.below(6) {
                 // Cut off, with or without the server noticing.
                 0 => self.agents[place].cut_off(self.now + lasts),
                 1 => {
@@ -226,6 +228,10 @@ impl World {
                 }
                 2 => self.agents[place].stop(self.now + lasts),
                 3 => self.agents[place].recalls_late(self.now + lasts),
+                4 => {
+                    self.agents[place].cut_off(self.now + lasts);
+                    self.server.restart(self.now);
+                }
                 _ => self.server.lose(self.agents[place].session, self.now, &mut self.wire),
             }
         }

@@ -1,10 +1,12 @@
 //! The server: the real table of leases over a model of a file system.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use byway_reactor::Instant;
+use byway_service::file::grace::{Grace, Holding};
 use byway_service::file::leases::{Action, Change, LastHeard, Leases, Since};
 use byway_service::file::locks::FileId;
+use byway_service::limits::FILE_GRACE;
 
 use super::{Answer, Body, Kind, Message, Register, Truth};
 
@@ -44,7 +46,11 @@ pub struct Server {
     sessions: HashMap<u64, Session>,
     calls: Vec<Call>,
     last: u64,
+    /// Agents on the list that the server keeps on disk.
+    listed: BTreeSet<usize>,
+    grace: Grace<usize>,
     pub fenced: usize,
+    pub restarts: usize,
 }
 
 impl Server {
@@ -52,7 +58,19 @@ impl Server {
         self.last += 1;
         let heard = self.leases.join(self.last, self.last, now);
         self.sessions.insert(self.last, Session { agent, heard });
+        self.listed.insert(agent);
+        self.grace.completed(&agent);
         self.last
+    }
+
+    /// The server's process is killed, and another one begins. It knows the list, and nothing else.
+    pub fn restart(&mut self, now: Instant) {
+        self.restarts += 1;
+        (self.leases, self.sessions, self.calls) = (Leases::default(), HashMap::new(), Vec::new());
+        self.grace = Grace::default();
+        for agent in &self.listed {
+            self.grace.expect(Holding::Leases, *agent, now + FILE_GRACE);
+        }
     }
 
     pub fn knows(&self, session: u64) -> bool {
@@ -68,6 +86,9 @@ impl Server {
     }
 
     pub fn time(&mut self, now: Instant, wire: &mut Vec<Message>) {
+        for (_, agent) in self.grace.missing(now) {
+            self.listed.remove(&agent);
+        }
         if self.leases.next_time().is_some_and(|at| at <= now) {
             self.leases.time(now);
             self.act(now, wire);
@@ -130,6 +151,8 @@ impl Server {
                 Kind::Renew | Kind::Stat(_) | Kind::Read(_) | Kind::LookUp(_) => {
                     self.calls[at].stage = Stage::Read(since, read(kind, truth));
                 }
+                // Its client asks again.
+                _ if self.grace.is_on(Holding::Leases, now) => self.calls[at].stage = Stage::Came(since),
                 _ => {
                     let nodes = changed(kind, truth);
                     let files: Vec<_> = nodes.iter().map(|node| id(*node)).collect();

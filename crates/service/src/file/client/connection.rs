@@ -27,6 +27,9 @@ const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
 /// How long a client that ends waits for the server to have heard it.
 const DETACH_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// Before the first session. Processes have random numbers.
+const NO_INSTANCE: u64 = 0;
+
 /// Where the server is.
 #[derive(Clone)]
 pub(super) struct Server {
@@ -45,6 +48,8 @@ pub(super) struct Live {
     pub(super) epoch: u64,
     /// The server process.
     pub(super) instance: u64,
+    /// It is another process than that of the session before.
+    pub(super) is_new_process: bool,
     /// Locks of an earlier epoch can be asked for again.
     pub(super) may_reclaim: bool,
     pub(super) read_only: bool,
@@ -119,7 +124,7 @@ impl ServerConnection {
             server,
             name: Random::from_kernel().bytes16(),
             heard: AtomicU64::new(caches::now().nanos()),
-            instance: AtomicU64::new(0),
+            instance: AtomicU64::new(NO_INSTANCE),
             rpc,
             buffers: Buffers::default(),
             state: Mutex::default(),
@@ -259,8 +264,10 @@ impl ServerConnection {
         // Others go on while this machine sleeps.
         let silent = Duration::from_nanos(caches::now().nanos().saturating_sub(self.heard.load(Ordering::Acquire)));
         let uptime = Duration::from_millis(result.uptime_ms.get());
-        let may_reclaim = self.instance.load(Ordering::Acquire) != instance && nobody_else_had_them(silent, uptime);
-        Ok((Live { session, number, epoch, instance, may_reclaim, read_only, trusts }, root))
+        let last = self.instance.load(Ordering::Acquire);
+        let is_new_process = last != instance && last != NO_INSTANCE;
+        let may_reclaim = is_new_process && nobody_else_had_them(silent, uptime);
+        Ok((Live { session, number, epoch, instance, is_new_process, may_reclaim, read_only, trusts }, root))
     }
 
     /// A call of the session that works was sent then, by the clock of leases, and has been answered.

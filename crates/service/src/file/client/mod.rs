@@ -221,6 +221,10 @@ impl Client {
             return Ok(false);
         }
         self.recover_locks(live)?;
+        if live.is_new_process {
+            // The server waits for it before it gives others what this client may have.
+            self.connection.call_on(live.session, Method::ReclaimComplete, &NONE, &[], None)?;
+        }
         let unclosed = std::mem::take(&mut *self.unclosed());
         for (index, remote) in unclosed.iter().enumerate() {
             if let Err(failure) = self.close_remote(live, *remote) {

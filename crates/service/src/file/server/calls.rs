@@ -14,10 +14,12 @@ use rustix::io::Errno;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
+use super::super::grace::Holding;
+use super::super::state;
 use super::super::wire::{
     Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes, SHARE_READ_ONLY, ShareEntry,
 };
-use super::leases::{Act, Named, Parked};
+use super::leases::{Act, Changer, Named, Parked};
 use super::outcome::Outcome;
 use super::replies::SlotUse;
 use super::table::{Client, Handle, Node, Open};
@@ -80,11 +82,20 @@ fn step(name: &[u8]) -> Result<CString, CallError> {
     if name.is_empty() || name.contains(&b'/') || name == b"." || name == b".." {
         return Err(Errno::INVAL.into());
     }
+    if state::is_reserved(name) {
+        return Err(Errno::PERM.into());
+    }
     text(name)
 }
 
 fn text(bytes: &[u8]) -> Result<CString, CallError> {
     CString::new(bytes).map_err(|_| Errno::INVAL.into())
+}
+
+/// Whether a call changes what clients may have cached.
+fn changes(asked: &Asked<'_>) -> bool {
+    let truncates = asked.arguments.flags.get() & OFlags::TRUNC.bits() != 0;
+    asked.method.changes() || asked.method == Method::Open && truncates
 }
 
 /// Whether open flags say that the file will change.
@@ -99,6 +110,9 @@ impl Shares {
         let call = asked.call;
         if at.fabric.is_full() || self.workers.is_full() {
             return Err(CallError::Busy);
+        }
+        if changes(asked) && self.recovery.is_in_grace(Holding::Leases, at.reactor.now()) {
+            return Err(CallError::Grace);
         }
         match asked.method {
             Method::Attach => self.attach(at, asked),
@@ -127,6 +141,11 @@ impl Shares {
             Method::Close => {
                 let closed = self.client(call.session)?.close(at.reactor, asked.arguments.node.get())?;
                 self.workers.drop_later(closed);
+                self.reply(at, call, Ok((&[], &[])));
+                Ok(())
+            }
+            Method::ReclaimComplete => {
+                self.reclaim_complete(at.reactor.now(), call.session)?;
                 self.reply(at, call, Ok((&[], &[])));
                 Ok(())
             }
@@ -289,9 +308,9 @@ impl Shares {
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
             Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                on_two(asked, this, directory, client.leases.key())?
+                on_two(asked, this, directory, client.leases.changer())?
             }
-            _ => on_directory(asked, this, client.leases.key())?,
+            _ => on_directory(asked, this, client.leases.changer())?,
         };
         self.work(at, asked, node, None, work)
     }
@@ -312,21 +331,21 @@ fn handle_on(client: &Client, node: &Node, asked: &Asked<'_>) -> Result<Option<H
 }
 
 /// Calls on two nodes of one share.
-fn on_two(asked: &Asked<'_>, this: Arc<Node>, directory: Arc<Node>, key: u64) -> Result<Work, CallError> {
+fn on_two(asked: &Asked<'_>, this: Arc<Node>, directory: Arc<Node>, by: Changer) -> Result<Work, CallError> {
     same_share(&this, &directory)?;
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id, directory.id]);
     if asked.method == Method::Link {
         let act = Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name));
-        return Ok(Named { key, user, known, names: Vec::new(), act }.work());
+        return Ok(Named { by, user, known, names: Vec::new(), act }.work());
     }
     let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
     let names = vec![(Arc::clone(&this), name.clone()), (Arc::clone(&directory), new_name.clone())];
     let act = Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags));
-    Ok(Named { key, user, known, names, act }.work())
+    Ok(Named { by, user, known, names, act }.work())
 }
 
 /// Calls that make or remove a name of a directory.
-fn on_directory(asked: &Asked<'_>, this: Arc<Node>, key: u64) -> Result<Work, CallError> {
+fn on_directory(asked: &Asked<'_>, this: Arc<Node>, by: Changer) -> Result<Work, CallError> {
     let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id]);
     // What is there is removed or emptied.
@@ -357,7 +376,7 @@ fn on_directory(asked: &Asked<'_>, this: Arc<Node>, key: u64) -> Result<Work, Ca
         }
         _ => return Err(CallError::Malformed),
     };
-    Ok(Named { key, user, known, names, act }.work())
+    Ok(Named { by, user, known, names, act }.work())
 }
 
 /// Extended attributes: which of them a user may see and change, the file system below says.

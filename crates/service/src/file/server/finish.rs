@@ -23,6 +23,10 @@ impl Shares {
             let attaching = attaching.clone();
             return self.attached(at, request, attaching, result);
         }
+        if let Some(FileRequest::List { call, entry }) = self.requests.get(request) {
+            let (session, entry) = (call.session, *entry);
+            return self.listed(at, request, (session, entry), result.map(drop));
+        }
         let Some(FileRequest::Worker { call, node, window, since }) = self.requests.get(request) else { return };
         let (session, node, window, since) = (call.session, Arc::clone(node), *window, *since);
         let outcome = match result {

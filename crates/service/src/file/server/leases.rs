@@ -6,7 +6,7 @@
 use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_fabric::SessionId;
 use byway_reactor::privilege::User;
@@ -16,6 +16,7 @@ use rustix::io::Errno;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::super::grace::Holding;
 use super::super::leases::{Action, Change, LastHeard, Leases, Since};
 use super::super::locks::FileId;
 use super::super::wire::{CallError, FLAG_ALL, GrantedLeases, Lease, Method};
@@ -40,20 +41,24 @@ pub(super) type News = Action<Route>;
 /// Numbers sessions of this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
-static TABLE: LazyLock<Mutex<Leases<Route>>> = LazyLock::new(Mutex::default);
-
 /// Held while the names of a directory are looked up and changed, so that a change is of the files that it has begun for. The kernel
 /// has a lock for each directory too.
 static NAMING: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
-/// The table; what it says is told when this is dropped.
-struct Table(MutexGuard<'static, Leases<Route>>);
+/// The table of a server process.
+#[derive(Clone, Debug, Default)]
+pub(super) struct LeaseTable(Arc<Mutex<Leases<Route>>>);
 
-fn table() -> Table {
-    Table(TABLE.lock().unwrap_or_else(PoisonError::into_inner))
+impl LeaseTable {
+    fn lock(&self) -> Table<'_> {
+        Table(self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }
 
-impl Drop for Table {
+/// The table; what it says is told when this is dropped.
+struct Table<'a>(MutexGuard<'a, Leases<Route>>);
+
+impl Drop for Table<'_> {
     fn drop(&mut self) {
         while let Some(news) = self.0.next_action() {
             let (Action::Recall { session: route, .. }
@@ -71,6 +76,7 @@ impl Drop for Table {
 pub(super) struct LeaseState {
     /// Names the session in the table.
     key: u64,
+    table: LeaseTable,
     heard: LastHeard,
     /// It has asked for recalls: only then it gets leases.
     takes_recalls: bool,
@@ -81,31 +87,32 @@ pub(super) struct LeaseState {
 
 impl LeaseState {
     /// A session begins.
-    pub(super) fn join(mailbox: &Arc<Mailbox>, session: SessionId) -> Self {
+    pub(super) fn join(table: &LeaseTable, mailbox: &Arc<Mailbox>, session: SessionId) -> Self {
         let key = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let route = Route { mailbox: Arc::clone(mailbox), session };
-        let heard = table().0.join(key, route, monotonic());
-        Self { key, heard, takes_recalls: false, waits: None, recalls: Vec::new() }
+        let heard = table.lock().0.join(key, route, monotonic());
+        Self { key, table: table.clone(), heard, takes_recalls: false, waits: None, recalls: Vec::new() }
     }
 
-    pub(super) fn key(&self) -> u64 {
-        self.key
+    /// The session, as one that changes names.
+    pub(super) fn changer(&self) -> Changer {
+        Changer { key: self.key, table: self.table.clone() }
     }
 
     /// The session has ended.
     pub(super) fn leave(&self) {
-        table().0.leave(self.key, monotonic());
+        self.table.lock().0.leave(self.key, monotonic());
     }
 
     /// The client uses no lease of the session any more.
     pub(super) fn return_all(&self) {
-        table().0.returned_all(self.key, monotonic());
+        self.table.lock().0.returned_all(self.key, monotonic());
     }
 
     /// The session has forgotten a node.
     pub(super) fn forgotten(&self, file: FileId) {
         if self.takes_recalls {
-            table().0.forgotten(self.key, file, monotonic());
+            self.table.lock().0.forgotten(self.key, file, monotonic());
         }
     }
 }
@@ -117,10 +124,15 @@ pub(super) enum Parked {
     Write { file: File, to: WriteAt, from: Frame, len: usize },
 }
 
+/// A session that changes names.
+pub(super) struct Changer {
+    key: u64,
+    table: LeaseTable,
+}
+
 /// A change of files by names, which are looked up when it begins.
 pub(super) struct Named {
-    /// The session.
-    pub(super) key: u64,
+    pub(super) by: Changer,
     pub(super) user: User,
     /// Files that the client named: it has dropped what it had cached of them.
     pub(super) known: Vec<FileId>,
@@ -149,7 +161,7 @@ impl Named {
         let files = self.files();
         let now = monotonic();
         let change = {
-            let mut table = table();
+            let mut table = self.by.table.lock();
             match begun {
                 Some(change) if files.iter().all(|id| table.0.files(change).contains(id)) => Some(change),
                 Some(change) => {
@@ -157,7 +169,7 @@ impl Named {
                     table.0.end(change, now);
                     None
                 }
-                None => table.0.try_begin(self.key, &files, &self.known, now),
+                None => table.0.try_begin(self.by.key, &files, &self.known, now),
             }
         };
         let Some(change) = change else {
@@ -166,7 +178,7 @@ impl Named {
         };
         let done = (self.act)();
         drop(turns);
-        table().0.end(change, monotonic());
+        self.by.table.lock().0.end(change, monotonic());
         done
     }
 
@@ -204,8 +216,8 @@ impl Shares {
 
     /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
     pub(super) fn lease_since(&mut self, session: SessionId) -> Option<Since> {
-        self.client(session).ok().filter(|client| client.leases.takes_recalls)?;
-        Some(table().0.since())
+        let client = self.client(session).ok().filter(|client| client.leases.takes_recalls)?;
+        Some(client.leases.table.lock().0.since())
     }
 
     /// Leases on the file that was read and on one that was found there.
@@ -216,7 +228,7 @@ impl Shares {
         since: Option<Since>,
     ) -> Vec<u8> {
         let (Some(since), Ok(client)) = (since, self.client(session)) else { return Vec::new() };
-        let (mut table, now, key) = (table(), monotonic(), client.leases.key);
+        let (mut table, now, key) = (client.leases.table.lock(), monotonic(), client.leases.key);
         let mut grant = |id| table.0.grant(key, id, since, now).unwrap_or_default();
         let on_node = grant(node);
         let on_found = found.map_or(0, grant);
@@ -232,7 +244,9 @@ impl Shares {
         parked: Parked,
     ) {
         let key = self.client(session).map(|client| client.leases.key);
-        let begun = key.ok().and_then(|key| table().0.begin(key, files, own, request.to_u64(), monotonic()));
+        let begun = key
+            .ok()
+            .and_then(|key| self.recovery.leases().lock().0.begin(key, files, own, request.to_u64(), monotonic()));
         match begun {
             Some((change, false)) => self.go_on(at, request, change, parked),
             Some((change, true)) => {
@@ -259,7 +273,7 @@ impl Shares {
                 let user = named.user.clone();
                 let ran = self.workers.run(request, Some(user), Box::new(move || named.run(Some(change))));
                 if !ran {
-                    table().0.end(change, monotonic());
+                    self.recovery.leases().lock().0.end(change, monotonic());
                 }
                 ran
             }
@@ -294,7 +308,7 @@ impl Shares {
     pub(super) fn end_change(&mut self, request: FileRequestId) {
         self.parked.remove(&request);
         if let Some(change) = self.changes.remove(&request) {
-            table().0.end(change, monotonic());
+            self.recovery.leases().lock().0.end(change, monotonic());
         }
     }
 
@@ -304,20 +318,25 @@ impl Shares {
         let client = self.client(session)?;
         if asked.arguments.flags.get() & FLAG_ALL != 0 {
             client.leases.takes_recalls = false;
-            table().0.returned_all(client.leases.key, monotonic());
+            client.leases.return_all();
             self.reply(at, asked.call, Ok((&[], &[])));
             return Ok(());
         }
         if client.leases.waits.is_some() {
             return Err(CallError::Malformed);
         }
+        let gives_leases = client.shares.iter().any(|share| share.gives_leases());
+        if gives_leases && !self.is_listed(at, asked.call, Holding::Leases)? {
+            return Ok(());
+        }
+        let client = self.client(session)?;
         client.leases.takes_recalls = true;
         let key = client.leases.key;
         for bytes in asked.data.as_chunks::<{ size_of::<Lease>() }>().0 {
             let lease = Lease::read_from_bytes(bytes).map_err(|_| CallError::Malformed)?;
             // A lease on a node that was forgotten went with it.
             if let Ok(node) = self.client(session)?.node(lease.node.get()) {
-                table().0.returned(key, node.id, lease.version.get(), monotonic());
+                self.recovery.leases().lock().0.returned(key, node.id, lease.version.get(), monotonic());
             }
         }
         let request = self.start(at, FileRequest::Recalls { call: asked.call });
@@ -352,7 +371,7 @@ impl Shares {
                         .recalls
                         .extend(names.iter().map(|name| Lease { node: U64::new(*name), version: U64::new(version) }));
                     if names.is_empty() {
-                        table().0.returned(key, file, version, monotonic());
+                        self.recovery.leases().lock().0.returned(key, file, version, monotonic());
                     }
                     self.tell_recalls(at, session.session);
                 }
@@ -360,7 +379,7 @@ impl Shares {
                     let request = FileRequestId::from_u64(ticket);
                     match self.parked.remove(&request) {
                         Some(parked) => self.go_on(at, request, change, parked),
-                        None => table().0.end(change, monotonic()),
+                        None => self.recovery.leases().lock().0.end(change, monotonic()),
                     }
                 }
                 Action::End { session } => {
@@ -377,7 +396,7 @@ impl Shares {
             return;
         }
         let next = {
-            let mut table = table();
+            let mut table = self.recovery.leases().lock();
             table.0.time(monotonic());
             table.0.next_time()
         };

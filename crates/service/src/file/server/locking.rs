@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
+use super::super::grace::Holding;
 use super::super::locks::{Family, Granted, Holder, Lock, LockError, Locks};
 use super::super::share::Share;
 use super::super::wire::{
@@ -47,10 +48,13 @@ impl Shares {
             return Err(Errno::INVAL.into());
         }
         let takes = arguments.mode.get() != UNLOCK && !is(FLAG_CANCEL);
-        match (is(FLAG_RECLAIM), self.recovery.is_in_grace(at.reactor.now())) {
+        match (is(FLAG_RECLAIM), self.recovery.is_in_grace(Holding::Locks, at.reactor.now())) {
             (true, false) => return Err(CallError::GraceOver),
             (false, true) if takes => return Err(CallError::Grace),
             _ => {}
+        }
+        if takes && !is(FLAG_TEST) && !self.is_listed(at, call, Holding::Locks)? {
+            return Ok(());
         }
         let lock = Lock {
             holder: Holder { session: key, owner: arguments.extra.get() },

@@ -11,6 +11,7 @@ mod data;
 mod descriptors;
 mod finish;
 mod leases;
+mod listing;
 mod locking;
 mod outcome;
 mod recovery;
@@ -27,7 +28,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use byway_fabric::access::Right;
 use byway_fabric::{EndedGet, SessionId, Slot, Slots, WindowKey};
 use byway_reactor::privilege::limit_writes_of_thread;
-use byway_reactor::{Completion, File, Instant, Reactor, Waker, WriteAt};
+use byway_reactor::{Completion, File, Instant, Op, Reactor, Token, Waker, WriteAt};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
 use self::calls::Asked;
@@ -38,9 +39,10 @@ use self::sessions::Attaching;
 use self::table::{Client, Node};
 use self::waiting::Transfer;
 use self::workers::Workers;
+use super::grace::Holding;
 use super::leases::{Change, Since};
 use super::share::Share;
-use super::wire::{CallError, PROTOCOL, VERSIONS};
+use super::wire::{CallError, ClientName, PROTOCOL, VERSIONS};
 use crate::host::{At, Host, Line, Service};
 
 /// Where the end of a wait for a lock is told: the loop of the session that waits.
@@ -89,6 +91,8 @@ type FileRequestId = Slot<FileRequest>;
 enum FileRequest {
     /// A worker looks up a share's root, for a client that attaches.
     Attach { call: Call, attaching: Attaching },
+    /// A worker puts a client on the lists of its shares, before it gets what the call asks for.
+    List { call: Call, entry: (Holding, ClientName) },
     /// A worker thread runs it.
     Worker { call: Call, node: Arc<Node>, window: Option<Window>, since: Option<Since> },
     /// Bytes are read from a file.
@@ -107,6 +111,7 @@ impl FileRequest {
     fn call(&self) -> Call {
         match self {
             Self::Attach { call, .. }
+            | Self::List { call, .. }
             | Self::Worker { call, .. }
             | Self::Read { call, .. }
             | Self::Get { call, .. }
@@ -177,6 +182,9 @@ impl Shares {
             return;
         }
         self.shares = shares.to_vec();
+        if let Some(until) = self.recovery.expect(shares, reactor.now()) {
+            reactor.submit(Op::Timer { at: until }, Token::new(self.class, sessions::GRACE_END, 0, 0));
+        }
         let at = host.at(reactor);
         let stays = |share: &Arc<Share>| shares.iter().any(|new| Arc::ptr_eq(new, share));
         for client in self.clients.iter().flatten() {
@@ -190,6 +198,9 @@ impl Shares {
     pub fn complete(&mut self, host: &mut Host, reactor: &mut Reactor, completion: Completion) {
         if completion.token.tag() == sessions::EXPIRY {
             return self.expire(reactor);
+        }
+        if completion.token.tag() == sessions::GRACE_END {
+            return self.end_grace(reactor.now());
         }
         if completion.token.tag() == leases::LEASE_TIMER {
             self.lease_timer = None;

@@ -5,12 +5,15 @@
 //! the locks meanwhile. A second session of a client ends the first, and begins when all calls of the first have ended: no
 //! old write lands over a new one.
 //!
-//! A new server process remembers nothing. For the grace time after its start it gives back the locks that clients say they
-//! had, and gives no others. A client that was disconnected while a third process could have given its locks away does not
+//! A new server process remembers only which clients had locks or leases ([`state`]). Until these have come back, or the grace
+//! time has passed, it gives back the locks that clients say they had and gives no others, and changes no files that clients
+//! may have cached ([`Grace`]). A client that was disconnected while a third process could have given its locks away does not
 //! ask (`client/`).
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -18,8 +21,12 @@ use byway_fabric::SessionId;
 use byway_fabric::access::Identity;
 use byway_reactor::Instant;
 
+use super::super::grace::{Grace, Holding};
+use super::super::share::Share;
+use super::super::state;
 use super::super::wire::ClientName;
 use super::Mailbox;
+use super::leases::LeaseTable;
 use super::table::Client;
 use crate::limits::{FILE_CLIENTS_AWAY_MAX, FILE_GRACE};
 
@@ -41,6 +48,17 @@ pub struct Recovery {
     kept_for: Duration,
     started: OnceLock<Instant>,
     known: Mutex<Known<ClientKey, Home, Client>>,
+    leases: LeaseTable,
+    grace: Mutex<Expecting>,
+    /// Set when there is no grace: asked without the lock.
+    grace_is_over: AtomicBool,
+}
+
+/// Clients of the process before, and the shares whose lists were read.
+#[derive(Debug, Default)]
+struct Expecting {
+    grace: Grace<ClientName>,
+    shares: Vec<Arc<Share>>,
 }
 
 impl Recovery {
@@ -51,7 +69,9 @@ impl Recovery {
 
     /// The same with other grace times, for tests: how long after its start it gives no new locks, and how long it keeps what a client had.
     pub fn with_times(instance: u64, grace_at_start: Duration, kept_for: Duration) -> Self {
-        Self { instance, grace_at_start, kept_for, started: OnceLock::new(), known: Mutex::default() }
+        let (started, known, grace) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        let leases = LeaseTable::default();
+        Self { instance, grace_at_start, kept_for, started, known, leases, grace, grace_is_over: AtomicBool::new(true) }
     }
 
     /// How long what a client had is kept.
@@ -72,9 +92,66 @@ impl Recovery {
         self.started.get().map_or(Duration::ZERO, |started| now.since(*started))
     }
 
-    /// Whether locks are for those alone who had them before this process began.
-    pub(super) fn is_in_grace(&self, now: Instant) -> bool {
-        self.uptime(now) < self.grace_at_start
+    /// Shares are served from now on: their clients of an earlier process are expected. Gives until when, if there are any.
+    pub(super) fn expect(&self, shares: &[Arc<Share>], now: Instant) -> Option<Instant> {
+        let mut expecting = self.expecting();
+        let is_new = |share: &&Arc<Share>| !expecting.shares.iter().any(|known| Arc::ptr_eq(known, share));
+        let new: Vec<_> = shares.iter().filter(is_new).map(Arc::clone).collect();
+        expecting.shares = shares.to_vec();
+        let until = now + self.grace_at_start;
+        for share in &new {
+            let list = if share.can_list() { state::listed(share.root().as_fd()) } else { Ok(None) };
+            if let Ok(Some(clients)) = list {
+                // A reload finds those of this process on the list.
+                let here: HashSet<_> = self.known().clients.keys().map(|(name, _)| *name).collect();
+                for (held, client) in clients.into_iter().filter(|(_, client)| !here.contains(client)) {
+                    expecting.grace.expect(held, client, until);
+                }
+            } else {
+                // What a reload adds had no clients of the process before.
+                let until = self.started.get().map_or(until, |started| *started + self.grace_at_start);
+                expecting.grace.expect_any(Holding::Locks, until);
+                if share.gives_leases() {
+                    expecting.grace.expect_any(Holding::Leases, until);
+                }
+            }
+        }
+        let is_over = expecting.grace.is_over(now);
+        self.grace_is_over.store(is_over, Ordering::Release);
+        (!is_over).then_some(until)
+    }
+
+    /// One table for all shares: they may overlap, and a reload replaces them.
+    pub(super) fn leases(&self) -> &LeaseTable {
+        &self.leases
+    }
+
+    fn expecting(&self) -> MutexGuard<'_, Expecting> {
+        self.grace.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what clients held before this process began is kept for them.
+    pub(super) fn is_in_grace(&self, held: Holding, now: Instant) -> bool {
+        !self.grace_is_over.load(Ordering::Acquire) && self.expecting().grace.is_on(held, now)
+    }
+
+    /// A client has asked for all that it had. True if it was on a list.
+    pub(super) fn completed(&self, client: &ClientName, now: Instant) -> bool {
+        if self.grace_is_over.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut expecting = self.expecting();
+        let was_listed = expecting.grace.completed(client);
+        self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);
+        was_listed
+    }
+
+    /// The grace time may have passed: gives the clients that have not come back, and the shares whose lists they are on.
+    pub(super) fn missing(&self, now: Instant) -> (Vec<(Holding, ClientName)>, Vec<Arc<Share>>) {
+        let mut expecting = self.expecting();
+        let missing = expecting.grace.missing(now);
+        self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);
+        (missing, expecting.shares.clone())
     }
 
     pub(super) fn known(&self) -> MutexGuard<'_, Known<ClientKey, Home, Client>> {
@@ -201,11 +278,10 @@ mod tests {
     }
 
     #[test]
-    fn a_new_process_gives_locks_back_for_a_while() {
+    fn the_uptime_is_that_of_the_first_loop() {
         let recovery = Recovery::new(7);
         recovery.start(at(100));
         recovery.start(at(110));
-        assert!(recovery.is_in_grace(at(114)) && !recovery.is_in_grace(at(115)));
         assert_eq!(recovery.uptime(at(130)), Duration::from_secs(30));
     }
 }

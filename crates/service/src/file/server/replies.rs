@@ -84,7 +84,7 @@ impl Replies {
         let Some(last) = self.slots.get_mut(usize::from(slot) - 1) else { return };
         // The client may have given the call up, and used the slot for another.
         let Some(kept) = last.as_mut().filter(|last| last.sequence == sequence) else { return };
-        if answer == Err(CallError::Busy) {
+        if matches!(answer, Err(CallError::Busy | CallError::Grace)) {
             *last = None;
             return;
         }

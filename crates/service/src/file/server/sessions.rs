@@ -25,6 +25,9 @@ use crate::limits::FILE_TRANSFER_MAX;
 /// Tag of the timer after which what a client had is let go.
 pub(super) const EXPIRY: u8 = 1;
 
+/// Tag of the timer at the end of the grace time.
+pub(super) const GRACE_END: u8 = 2;
+
 /// Numbers clients of this process, for locks.
 static CLIENTS: AtomicU64 = AtomicU64::new(1);
 
@@ -138,7 +141,7 @@ impl Shares {
                 client.resume(at.reactor, session);
                 // It has dropped what it had in the session before.
                 client.leases.return_all();
-                client.leases = LeaseState::join(&self.mailbox, session);
+                client.leases = LeaseState::join(self.recovery.leases(), &self.mailbox, session);
                 client
             }
             claim => {
@@ -146,7 +149,7 @@ impl Shares {
                 if let Claim::Resumed(client) = claim {
                     self.forget_client(client);
                 }
-                let leases = LeaseState::join(&self.mailbox, session);
+                let leases = LeaseState::join(self.recovery.leases(), &self.mailbox, session);
                 Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as, leases)
             }
         };
@@ -221,7 +224,8 @@ impl Shares {
     }
 
     /// Releases a client's locks, and closes its files.
-    fn forget_client(&mut self, client: Client) {
+    fn forget_client(&mut self, mut client: Client) {
+        self.unlist(&client.shares, std::mem::take(&mut client.listed));
         for share in &client.shares {
             super::locking::release(share, client.key);
         }

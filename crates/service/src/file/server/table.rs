@@ -8,9 +8,10 @@ use byway_fabric::access::Right;
 use byway_fabric::{SessionId, Slot, Slots};
 use byway_reactor::{File, OpenFile, Reactor};
 
+use super::super::grace::Holding;
 use super::super::locks::FileId;
 use super::super::share::Share;
-use super::super::wire::CallError;
+use super::super::wire::{CallError, ClientName};
 use super::descriptors::Counted;
 use super::leases::LeaseState;
 use super::outcome::Found;
@@ -68,6 +69,8 @@ pub(super) struct Client {
     /// As it has named itself. None: it does not come back.
     pub(super) known_as: Option<ClientKey>,
     pub(super) leases: LeaseState,
+    /// What the lists of its shares say that it has.
+    pub(super) listed: Vec<(Holding, ClientName)>,
     nodes: Slots<KnownNode>,
     by_id: HashMap<(usize, FileId), Slot<KnownNode>>,
     handles: Slots<Handle>,
@@ -97,6 +100,7 @@ impl Client {
             session,
             key,
             leases,
+            listed: Vec::new(),
             known_as: Some(known_as),
             nodes: Slots::default(),
             by_id: HashMap::new(),

@@ -17,6 +17,7 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{I64, U32, U64};
 
 use super::super::locks::FileId;
+use super::super::state;
 use super::super::wire::{self, Attributes, FileSystem, NewAttributes};
 use super::descriptors::Counted;
 use super::outcome::{Found, Listed, Outcome};
@@ -270,6 +271,9 @@ pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bo
             break;
         }
         room -= bytes;
+        if state::is_reserved(name.to_bytes()) {
+            continue;
+        }
         let is_dot = name == c"." || name == c"..";
         let mut listed = Listed {
             cookie: entry.next_entry_cookie(),

@@ -22,6 +22,8 @@ enum Queued {
     Call { request: FileRequestId, user: Option<User>, work: Work },
     /// Something to drop, which may close files.
     Drop(Box<dyn Send>),
+    /// Something to do with the server's own rights, whose end nobody waits for.
+    Own(Box<dyn FnOnce() + Send>),
 }
 
 /// The threads and their queue of at most [`FILE_JOBS_MAX`] calls.
@@ -49,6 +51,11 @@ impl Workers {
         let _ = self.0.run(Queued::Drop(Box::new(what)), FILE_WORKERS_MAX);
     }
 
+    /// Has a thread do something with the server's own rights. Nobody hears what came of it.
+    pub(super) fn run_later(&mut self, work: impl FnOnce() + Send + 'static) {
+        let _ = self.0.run(Queued::Own(Box::new(work)), FILE_WORKERS_MAX);
+    }
+
     /// Takes the calls that have ended.
     pub(super) fn collect(&mut self) -> Vec<(FileRequestId, Result<Outcome, Errno>)> {
         let mut ended = Vec::new();
@@ -66,11 +73,23 @@ fn runner() -> Runner<Queued, Ended> {
             let take = |()| user.map_or(Ok(()), |user| rights.take(&user));
             Some((request, umask.and_then(take).and_then(|()| work())))
         }
+        Queued::Own(work) => {
+            if rights.take(&server_itself()).is_ok() {
+                work();
+            }
+            None
+        }
         Queued::Drop(what) => {
             drop(what);
             None
         }
     })
+}
+
+/// The user that the server is, for work of its own.
+pub(super) fn server_itself() -> User {
+    let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
+    User { uid, gid, groups: vec![gid] }
 }
 
 /// Whose rights the thread has now.

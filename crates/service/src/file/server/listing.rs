@@ -1,0 +1,104 @@
+//! The lists of clients that a share keeps for the server's next process: who is put on them, and who is taken off.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use byway_fabric::SessionId;
+use byway_reactor::Instant;
+use rustix::io::Errno;
+
+use super::super::grace::Holding;
+use super::super::share::Share;
+use super::super::state;
+use super::super::wire::{CallError, ClientName};
+use super::outcome::Outcome;
+use super::workers::server_itself;
+use super::{Call, FileRequest, FileRequestId, Shares};
+use crate::host::At;
+
+impl Shares {
+    /// Whether a client is on the lists of its shares, as it must be before it gets a lock or a lease. False: a worker puts it
+    /// there, and the call will be answered busy, so that it comes again.
+    pub(super) fn is_listed(&mut self, at: &mut At<'_>, call: Call, held: Holding) -> Result<bool, CallError> {
+        let client = self.client(call.session)?;
+        // One that has said that it goes gets nothing new.
+        let entry = (held, client.known_as.as_ref().ok_or(CallError::Stale)?.0);
+        if client.listed.contains(&entry) {
+            return Ok(true);
+        }
+        let shares: Vec<_> = client.shares.iter().filter(|share| share.can_list()).map(Arc::clone).collect();
+        let request = self.start(at, FileRequest::List { call, entry });
+        let recovery = Arc::clone(&self.recovery);
+        let list = move || {
+            let _turn = recovery.lists();
+            shares.iter().try_for_each(|share| state::list(share.root().as_fd(), held, &entry.1))?;
+            Ok(Outcome::Done)
+        };
+        if !self.workers.run(request, Some(server_itself()), Box::new(list)) {
+            self.end(at, request, Err(CallError::Busy));
+        }
+        Ok(false)
+    }
+
+    /// A worker has put a client on the lists, or could not.
+    pub(super) fn listed(
+        &mut self,
+        at: &mut At<'_>,
+        request: FileRequestId,
+        (session, entry): (SessionId, (Holding, ClientName)),
+        result: Result<(), Errno>,
+    ) {
+        let answer = match (result, self.client(session)) {
+            (Ok(()), Ok(client)) => {
+                client.listed.push(entry);
+                CallError::Busy
+            }
+            (Err(error), _) => {
+                tracing::error!(%error, "cannot write {} in a share: a client gets no lock or lease", state::FOLDER);
+                error.into()
+            }
+            (_, Err(error)) => error,
+        };
+        self.end(at, request, Err(answer));
+    }
+
+    /// A client has asked for all that it had from the process before this one.
+    pub(super) fn reclaim_complete(&mut self, now: Instant, session: SessionId) -> Result<(), CallError> {
+        let recovery = Arc::clone(&self.recovery);
+        let client = self.client(session)?;
+        let Some((name, _)) = client.known_as.as_ref() else { return Ok(()) };
+        if recovery.completed(name, now) {
+            // It is taken off the lists when it goes, also if it gets no lock or lease any more.
+            client.listed = vec![(Holding::Locks, *name), (Holding::Leases, *name)];
+        }
+        Ok(())
+    }
+
+    /// The grace time has passed: what clients had that have not come back is lost.
+    pub(super) fn end_grace(&mut self, now: Instant) {
+        let (missing, shares) = self.recovery.missing(now);
+        if !missing.is_empty() {
+            tracing::warn!(count = missing.len(), "clients with locks or leases have not come back after the restart");
+            self.unlist(&shares, missing);
+        }
+    }
+
+    /// Takes clients off the lists of shares.
+    pub(super) fn unlist(&mut self, shares: &[Arc<Share>], clients: Vec<(Holding, ClientName)>) {
+        let shares: Vec<_> = shares.iter().filter(|share| share.can_list()).map(Arc::clone).collect();
+        if clients.is_empty() || shares.is_empty() {
+            return;
+        }
+        let recovery = Arc::clone(&self.recovery);
+        self.workers.run_later(move || {
+            let _turn = recovery.lists();
+            for (held, client) in clients.iter().filter(|(_, client)| !recovery.knows(client)) {
+                for share in &shares {
+                    if let Err(error) = state::unlist(share.root().as_fd(), *held, client) {
+                        tracing::warn!(share = share.name(), %error, "a client that has gone stays on the list of a share");
+                    }
+                }
+            }
+        });
+    }
+}
