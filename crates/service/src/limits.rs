@@ -208,6 +208,16 @@ pub const FILE_CHANGES_REMEMBERED: usize = 1 << 12;
 /// Names that a client of files keeps under its leases.
 pub const FILE_ENTRIES_CACHED_MAX: usize = 1 << 18;
 
+/// Recalls that wait for a session to fetch them; with one more it is ended. A session that forgets files gets new leases, so that these can be
+/// more than it has leases.
+pub const FILE_RECALLS_WAITING_MAX: usize = 2 * FILE_LEASES_MAX;
+
+/// How long a peer gets no leases after one of its sessions was ended because it did not return one: each time, a change has waited.
+pub const FILE_LEASES_REFUSED: Duration = Duration::from_mins(5);
+
+/// Peers that get no leases; one more, and the first to get leases again does.
+pub const FILE_PEERS_REFUSED_MAX: usize = 1024;
+
 /// Leases that one answer recalls.
 pub const FILE_RECALLS_MAX: usize = 256;
 

@@ -15,11 +15,17 @@ use byway_rpc::protocol::CALLS_FILES;
 use byway_service::file::Users;
 use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
 use byway_service::file::wire::{
-    Arguments, CallError, ClientName, Entry, Forgotten, Method, NewAttributes, OpenResult, PROTOCOL,
+    Arguments, CallError, ClientName, Entry, Forgotten, GrantedLeases, Method, NewAttributes, OpenResult, PROTOCOL,
+    SET_MODE,
 };
 use byway_service::limits::{FILE_DESCRIPTORS_LEFT, FILE_HANDLES_MAX, FILE_LOCKS_MAX, FILE_SLOTS};
-use file_server::{Server, share, tcp};
+use file_server::{Server, exclusive, share, tcp};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
+
+/// How long a call that stays open is watched.
+const SETTLED: Duration = Duration::from_millis(200);
 
 /// The wire itself.
 struct Wire {
@@ -419,4 +425,42 @@ fn reads_and_writes_that_find_no_frames_wait_for_their_turn() {
             assert_eq!(reply.result, (LEN as u64).to_le_bytes());
         }
     }
+}
+
+/// Leaves a call for recalls open, again and again until the server takes it, and looks the file up.
+fn takes_leases(wire: &Wire, root: u64) -> bool {
+    let call = Call { protocol: PROTOCOL, method: Method::Recalls as u16, ..Call::default() };
+    // The first is answered busy, while the client is put on the share's list.
+    while wire.rpc.call(wire.session, &call, Deadline::NEVER).unwrap().wait(Deadline::after(SETTLED)).is_ok() {}
+    let reply = wire.call(Method::LookUp, &named(root, b"file"), b"file").unwrap();
+    GrantedLeases::read_from_prefix(&reply.result[..]).is_ok_and(|(granted, _)| granted.on_found.get() != 0)
+}
+
+/// Each change waits once for a client that returns no lease, not for as often as it likes.
+#[test]
+fn a_client_that_returns_no_lease_gets_none_for_a_while() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let wire = Wire::connect(&server);
+    let root = wire.attach();
+    assert!(takes_leases(&wire, root), "as every client");
+    let other = Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap();
+    let file = other.look_up(ME, ROOT, b"file").unwrap().node;
+    let mut new = NewAttributes::new_zeroed();
+    (new.which, new.mode) = (SET_MODE.into(), 0o600.into());
+    std::thread::scope(|scope| {
+        let changing = scope.spawn(|| other.set_attributes(ME, file, None, &new).unwrap());
+        let method = Method::GetAttributes as u16;
+        let arguments = named(root, b"");
+        let call = Call { protocol: PROTOCOL, method, arguments: arguments.as_bytes(), ..Call::default() };
+        while !changing.is_finished() {
+            // What it says renews its leases, until the server ends its session.
+            let soon = Deadline::after(SETTLED);
+            let _ = wire.rpc.call(wire.session, &call, soon).map(|op| op.wait(soon));
+            std::thread::park_timeout(SETTLED);
+        }
+    });
+    let again = Wire::connect(&server);
+    assert!(!takes_leases(&again, again.attach()), "it has made a change wait");
 }

@@ -14,12 +14,11 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{Arguments, AttachResult, CallError, ClientName, Entry, Method, PROTOCOL};
 use super::ClientError;
+use super::backoff::Backoff;
 use super::buffers::Buffers;
 use super::caches;
 use super::held_locks::nobody_else_had_them;
-use crate::limits::{
-    BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX, RECONNECT_MIN,
-};
+use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX};
 
 /// How long one attempt to connect may take.
 const ATTEMPT_TIME_MAX: Duration = Duration::from_secs(10);
@@ -88,6 +87,7 @@ struct State {
     /// Of the last attach, and its epoch.
     attached: Option<(Attached, u64)>,
     connecting: bool,
+    backoff: Backoff,
     /// Since when there is no session.
     lost: Option<Instant>,
     closed: bool,
@@ -159,7 +159,6 @@ impl ServerConnection {
 
     /// A session: the one that there is, or a new one. Waits for it as long as the server may be lost.
     pub(super) fn live(&self, attached: OnAttached<'_>) -> Result<Live, Failure> {
-        let mut pause = RECONNECT_MIN;
         let mut tried = false;
         loop {
             let mut state = self.state();
@@ -171,9 +170,11 @@ impl ServerConnection {
             if state.closed || (tried && lost.elapsed() > self.lost_after) {
                 return Err(Failure::Lost);
             }
-            if state.connecting {
-                drop(self.changed.wait_timeout(state, RECONNECT_MAX).unwrap_or_else(PoisonError::into_inner));
-                tried = true;
+            let pause = state.backoff.remaining(Instant::now());
+            if state.connecting || !pause.is_zero() {
+                tried |= state.connecting;
+                let pause = if state.connecting { RECONNECT_MAX } else { pause };
+                drop(self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
             state.connecting = true;
@@ -194,7 +195,7 @@ impl ServerConnection {
                 }
                 Ok(live) => {
                     tracing::info!(share = self.server.share, "the server is back after {:?}", lost.elapsed());
-                    (state.live, state.lost) = (Some(live), None);
+                    (state.live, state.lost, state.backoff) = (Some(live), None, Backoff::default());
                     self.instance.store(live.instance, Ordering::Release);
                     drop(state);
                     self.changed.notify_all();
@@ -202,10 +203,9 @@ impl ServerConnection {
                 }
                 Err(error) => {
                     tracing::debug!(share = self.server.share, %error, "cannot connect again yet");
-                    let waited = self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
-                    drop(waited);
+                    state.backoff.failed(Instant::now());
+                    drop(state);
                     self.changed.notify_all();
-                    pause = (pause * 2).min(RECONNECT_MAX);
                 }
             }
         }

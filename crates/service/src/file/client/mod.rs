@@ -7,6 +7,7 @@
 //! directory, then fails with `EIO` if its answer was lost, because its outcome is unknown. A sync fails once if the server
 //! process that received earlier writes has ended.
 
+mod backoff;
 mod buffers;
 mod caches;
 mod connection;

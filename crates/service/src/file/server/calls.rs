@@ -228,7 +228,9 @@ impl Shares {
             }),
             Method::ReadDirectory => {
                 let Open::Directory { fd, listing } = handle.open else { return Err(Errno::NOTDIR.into()) };
-                window = asked.window(true).filter(|_| at.fabric.can_put(asked.call.session));
+                // An answer that is kept comes with the reply.
+                let takes_window = asked.call.slot.is_none() && at.fabric.can_put(asked.call.session);
+                window = asked.window(true).filter(|_| takes_window);
                 let room =
                     window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
                 let len = room.min(usize::try_from(len).unwrap_or(usize::MAX));

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_fabric::SessionId;
 use byway_reactor::privilege::User;
-use byway_reactor::{File, Frame, Op, WriteAt, monotonic};
+use byway_reactor::{File, Frame, Instant, Op, WriteAt, monotonic};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use zerocopy::little_endian::U64;
@@ -26,7 +26,7 @@ use super::table::Node;
 use super::workers::Work;
 use super::{FileRequest, FileRequestId, Mailbox, Shares, tree};
 use crate::host::At;
-use crate::limits::FILE_RECALLS_MAX;
+use crate::limits::{FILE_RECALLS_MAX, FILE_RECALLS_WAITING_MAX};
 
 /// How a session is reached.
 #[derive(Clone, Debug)]
@@ -80,6 +80,8 @@ pub(super) struct LeaseState {
     heard: LastHeard,
     /// It has asked for recalls: only then it gets leases.
     takes_recalls: bool,
+    /// Its peer gets no leases until then.
+    refused_until: Instant,
     /// The call that waits for recalls.
     waits: Option<FileRequestId>,
     recalls: Vec<Lease>,
@@ -91,7 +93,15 @@ impl LeaseState {
         let key = SESSIONS.fetch_add(1, Ordering::Relaxed);
         let route = Route { mailbox: Arc::clone(mailbox), session };
         let heard = table.lock().0.join(key, route, monotonic());
-        Self { key, table: table.clone(), heard, takes_recalls: false, waits: None, recalls: Vec::new() }
+        Self {
+            key,
+            table: table.clone(),
+            heard,
+            takes_recalls: false,
+            refused_until: Instant::ZERO,
+            waits: None,
+            recalls: Vec::new(),
+        }
     }
 
     /// The session, as one that changes names.
@@ -216,7 +226,8 @@ impl Shares {
 
     /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
     pub(super) fn lease_since(&mut self, session: SessionId) -> Option<Since> {
-        let client = self.client(session).ok().filter(|client| client.leases.takes_recalls)?;
+        let gets_some = |leases: &LeaseState| leases.takes_recalls && leases.refused_until <= monotonic();
+        let client = self.client(session).ok().filter(|client| gets_some(&client.leases))?;
         Some(client.leases.table.lock().0.since())
     }
 
@@ -329,8 +340,12 @@ impl Shares {
         if gives_leases && !self.is_listed(at, asked.call, Holding::Leases)? {
             return Ok(());
         }
+        let recovery = Arc::clone(&self.recovery);
         let client = self.client(session)?;
+        let peer = client.known_as.as_ref().map(|(_, peer)| peer);
+        let refused_until = peer.map_or(Instant::ZERO, |peer| recovery.refusals().until(peer));
         client.leases.takes_recalls = true;
+        client.leases.refused_until = refused_until;
         let key = client.leases.key;
         for bytes in asked.data.as_chunks::<{ size_of::<Lease>() }>().0 {
             let lease = Lease::read_from_bytes(bytes).map_err(|_| CallError::Malformed)?;
@@ -370,8 +385,13 @@ impl Shares {
                         .leases
                         .recalls
                         .extend(names.iter().map(|name| Lease { node: U64::new(*name), version: U64::new(version) }));
+                    let waiting = client.leases.recalls.len();
                     if names.is_empty() {
                         self.recovery.leases().lock().0.returned(key, file, version, monotonic());
+                    }
+                    if waiting > FILE_RECALLS_WAITING_MAX {
+                        self.end_silent(at, session.session);
+                        continue;
                     }
                     self.tell_recalls(at, session.session);
                 }
@@ -383,12 +403,25 @@ impl Shares {
                     }
                 }
                 Action::End { session } => {
-                    tracing::warn!("a client has not returned a lease in time: its session ends");
-                    at.sessions.dismiss(at.fabric, at.reactor, session.session);
+                    self.end_silent(at, session.session);
                 }
             }
         }
         self.watch_leases(at);
+    }
+
+    /// Ends a session that has not returned a lease, and gives its peer none for a while.
+    fn end_silent(&mut self, at: &mut At<'_>, session: SessionId) {
+        tracing::warn!(
+            "a client has not returned a lease in time: its session ends, and its host gets no leases for a while"
+        );
+        let recovery = Arc::clone(&self.recovery);
+        if let Ok(client) = self.client(session)
+            && let Some((_, peer)) = &client.known_as
+        {
+            recovery.refusals().refuse(peer.clone(), monotonic());
+        }
+        at.sessions.dismiss(at.fabric, at.reactor, session);
     }
 
     fn watch_leases(&mut self, at: &mut At<'_>) {

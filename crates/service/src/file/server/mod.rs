@@ -15,6 +15,7 @@ mod listing;
 mod locking;
 mod outcome;
 mod recovery;
+mod refusals;
 mod replies;
 mod sessions;
 mod table;

@@ -27,6 +27,7 @@ use super::super::state;
 use super::super::wire::ClientName;
 use super::Mailbox;
 use super::leases::LeaseTable;
+use super::refusals::Refusals;
 use super::table::Client;
 use crate::limits::{FILE_CLIENTS_AWAY_MAX, FILE_GRACE};
 
@@ -49,9 +50,11 @@ pub struct Recovery {
     started: OnceLock<Instant>,
     known: Mutex<Known<ClientKey, Home, Client>>,
     leases: LeaseTable,
+    refusals: Mutex<Refusals<Identity>>,
     grace: Mutex<Expecting>,
     /// Set when there is no grace: asked without the lock.
     grace_is_over: AtomicBool,
+    lists: Mutex<()>,
 }
 
 /// Clients of the process before, and the shares whose lists were read.
@@ -70,8 +73,19 @@ impl Recovery {
     /// The same with other grace times, for tests: how long after its start it gives no new locks, and how long it keeps what a client had.
     pub fn with_times(instance: u64, grace_at_start: Duration, kept_for: Duration) -> Self {
         let (started, known, grace) = (OnceLock::new(), Mutex::default(), Mutex::default());
-        let leases = LeaseTable::default();
-        Self { instance, grace_at_start, kept_for, started, known, leases, grace, grace_is_over: AtomicBool::new(true) }
+        let (leases, refusals) = (LeaseTable::default(), Mutex::default());
+        Self {
+            instance,
+            grace_at_start,
+            kept_for,
+            started,
+            known,
+            leases,
+            refusals,
+            grace,
+            grace_is_over: AtomicBool::new(true),
+            lists: Mutex::default(),
+        }
     }
 
     /// How long what a client had is kept.
@@ -126,6 +140,22 @@ impl Recovery {
         &self.leases
     }
 
+    /// Peers that get no leases for a while.
+    pub(super) fn refusals(&self) -> MutexGuard<'_, Refusals<Identity>> {
+        self.refusals.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Held while a client is put on the lists, and while it is taken off, which is done unless it is known by then: a client may come
+    /// back while it is being forgotten.
+    pub(super) fn lists(&self) -> MutexGuard<'_, ()> {
+        self.lists.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a client has a session, or is kept.
+    pub(super) fn knows(&self, client: &ClientName) -> bool {
+        self.known().clients.keys().any(|(name, _)| name == client)
+    }
+
     fn expecting(&self) -> MutexGuard<'_, Expecting> {
         self.grace.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -137,9 +167,6 @@ impl Recovery {
 
     /// A client has asked for all that it had. True if it was on a list.
     pub(super) fn completed(&self, client: &ClientName, now: Instant) -> bool {
-        if self.grace_is_over.load(Ordering::Acquire) {
-            return false;
-        }
         let mut expecting = self.expecting();
         let was_listed = expecting.grace.completed(client);
         self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);
@@ -204,19 +231,35 @@ impl<K: Clone + Eq + Hash, H: Clone, T> Known<K, H, T> {
         }
     }
 
-    /// A client's session has ended. Gives what is kept too long by now: that of the client that would be let go first, where too many are
-    /// away.
-    pub(super) fn keep(&mut self, key: K, kept: T, until: Instant) -> Option<T> {
-        let first = |(key, state): (&K, &State<H, T>)| match state {
-            State::Away { until, .. } => Some((key.clone(), *until)),
-            State::Here(_) => None,
-        };
+    /// A client's session has ended. Where too many are away, gives what is kept of one of them: of the peer that has the most clients
+    /// away, the one whose time ends first.
+    pub(super) fn keep<P: Eq + Hash>(
+        &mut self,
+        key: K,
+        kept: T,
+        until: Instant,
+        peer_of: impl Fn(&K) -> P,
+    ) -> Option<T> {
         let full = self.away >= FILE_CLIENTS_AWAY_MAX;
-        let displaced = full.then(|| self.clients.iter().filter_map(first).min_by_key(|(_, until)| *until)).flatten();
-        let displaced = displaced.and_then(|(key, _)| self.take(&key));
+        let displaced = full.then(|| self.first_to_displace(peer_of)).flatten().and_then(|key| self.take(&key));
         self.clients.insert(key, State::Away { kept, until });
         self.away += 1;
         displaced
+    }
+
+    fn first_to_displace<P: Eq + Hash>(&self, peer_of: impl Fn(&K) -> P) -> Option<K> {
+        let away = || {
+            self.clients.iter().filter_map(|(key, state)| match state {
+                State::Away { until, .. } => Some((key, *until)),
+                State::Here(_) => None,
+            })
+        };
+        let mut counts: HashMap<P, usize> = HashMap::new();
+        for (key, _) in away() {
+            *counts.entry(peer_of(key)).or_default() += 1;
+        }
+        let count = |key: &K| counts.get(&peer_of(key)).copied().unwrap_or(0);
+        away().max_by_key(|(key, until)| (count(key), std::cmp::Reverse(*until))).map(|(key, _)| key.clone())
     }
 
     fn take(&mut self, key: &K) -> Option<T> {
@@ -255,10 +298,10 @@ mod tests {
         let mut known = Known::default();
         assert_eq!(known.claim(&1, "first"), Claim::New);
         assert_eq!(known.claim(&1, "second"), Claim::Wait("first"));
-        assert_eq!(known.keep(1, "files", at(15)), None);
+        assert_eq!(known.keep(1, "files", at(15), |_| 0), None);
         assert!(known.expired(at(14)).is_empty());
         assert_eq!(known.claim(&1, "second"), Claim::Resumed("files"));
-        assert_eq!(known.keep(1, "files", at(35)), None);
+        assert_eq!(known.keep(1, "files", at(35), |_| 0), None);
         assert_eq!(known.expired(at(35)), ["files"]);
         assert_eq!(known.claim(&1, "third"), Claim::New);
         known.leave(&1);
@@ -269,12 +312,23 @@ mod tests {
     fn clients_that_are_away_have_a_bound() {
         let mut known: Known<usize, (), usize> = Known::default();
         for client in 0..FILE_CLIENTS_AWAY_MAX {
-            assert_eq!(known.keep(client, client, at(1000 - client as u64 % 7)), None);
+            assert_eq!(known.keep(client, client, at(1000 - client as u64 % 7), |_| 0), None);
         }
-        let displaced = known.keep(5000, 5000, at(2000)).unwrap();
+        let displaced = known.keep(5000, 5000, at(2000), |_| 0).unwrap();
         assert_eq!(displaced % 7, 6, "one of those whose time ends first");
         assert_eq!(known.expired(at(2000)).len(), FILE_CLIENTS_AWAY_MAX);
         assert_eq!((known.away, known.clients.len()), (0, 0));
+    }
+
+    #[test]
+    fn a_peer_with_many_clients_displaces_its_own() {
+        let mut known: Known<(u8, usize), (), &str> = Known::default();
+        let peer = |key: &(u8, usize)| key.0;
+        assert_eq!(known.keep((1, 0), "honest", at(10), peer), None);
+        for client in 0..3 * FILE_CLIENTS_AWAY_MAX {
+            assert_ne!(known.keep((2, client), "one of many", at(20), peer), Some("honest"));
+        }
+        assert_eq!(known.claim(&(1, 0), ()), Claim::Resumed("honest"));
     }
 
     #[test]

@@ -206,7 +206,7 @@ impl Shares {
         client.end(at.reactor);
         let Some(known_as) = client.known_as.clone() else { return self.forget_client(client) };
         let until = at.reactor.now() + self.recovery.kept_for();
-        let displaced = self.recovery.known().keep(known_as, client, until);
+        let displaced = self.recovery.known().keep(known_as, client, until, |(_, peer)| peer.clone());
         if let Some(client) = displaced {
             tracing::warn!("too many clients are disconnected: the files and locks of one are released");
             self.forget_client(client);
