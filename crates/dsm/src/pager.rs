@@ -304,9 +304,7 @@ impl Pager {
                 let Some(bytes) = self.taken(page, bytes) else { return Some(action) };
                 let difference = self.twins.difference(page, &bytes[..]);
                 self.send(to, message, difference);
-                if !keeps {
-                    self.machine.has_left(page);
-                }
+                self.machine.flushed(page);
             }
             Action::Done { ticket, outcome } => {
                 if let Some(call) = self.calls.remove(&ticket) {

@@ -221,10 +221,10 @@ impl Machine {
         Ok(())
     }
 
-    /// A page that [`Action::Flush`] takes from the program has left it.
-    pub fn has_left(&mut self, page: Page) {
+    /// An [`Action::Flush`] of the page is done.
+    pub fn flushed(&mut self, page: Page) {
         let Pages::Release(pages) = &mut self.pages else { return };
-        pages.has_left(page);
+        pages.flushed(page);
         if pages.is_acquired() {
             self.out.actions.extend(self.acquiring.drain(..));
         }

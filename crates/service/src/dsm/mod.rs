@@ -132,7 +132,7 @@ pub enum Action {
         page: Page,
     },
     /// Take the right to write, or the page, from the program, and send a message with the page's difference from its twin
-    /// ([`Twins::difference`]). Over when no store can be under way, nor a device's. If the page is taken, [`Machine::has_left`] is called then.
+    /// ([`Twins::difference`]). Over when no store can be under way, nor a device's. [`Machine::flushed`] is called then.
     Flush {
         /// To which rank; to this one by [`Machine::received`].
         to: Rank,

@@ -55,8 +55,8 @@ pub(super) struct Release {
     differences: BTreeSet<u64>,
     by_page: HashMap<Page, VecDeque<u64>>,
     next_difference: u64,
-    /// Pages that the program is losing: how many times.
-    leaving: HashMap<Page, usize>,
+    /// Pages whose differences are not on their way yet, as a device has them pinned: how many.
+    flushing: HashMap<Page, usize>,
     /// Of each barrier: the mark of the notices at this rank's last arrival, and at the one before.
     marks: HashMap<u32, (u64, u64)>,
 }
@@ -72,7 +72,7 @@ impl Release {
             differences: BTreeSet::new(),
             by_page: HashMap::new(),
             next_difference: 0,
-            leaving: HashMap::new(),
+            flushing: HashMap::new(),
             marks: HashMap::new(),
         }
     }
@@ -169,17 +169,17 @@ impl Release {
         }
     }
 
-    /// Whether all pages that the program had to lose have left it.
+    /// Whether all pages that the program had to lose have left it: none waits for a device, nor behind a difference that does.
     pub(super) fn is_acquired(&self) -> bool {
-        self.leaving.is_empty()
+        self.flushing.is_empty()
     }
 
-    /// A page with a difference has left the program.
-    pub(super) fn has_left(&mut self, page: Page) {
-        if let Some(count) = self.leaving.get_mut(&page) {
+    /// A difference is on its way.
+    pub(super) fn flushed(&mut self, page: Page) {
+        if let Some(count) = self.flushing.get_mut(&page) {
             *count -= 1;
             if *count == 0 {
-                self.leaving.remove(&page);
+                self.flushing.remove(&page);
             }
         }
     }
@@ -343,9 +343,7 @@ impl Release {
         let version = if keeps { copy.version } else { 0 };
         // A page with a twin came from its home.
         let Some(to) = copy.home else { return };
-        if !keeps {
-            *self.leaving.entry(page).or_default() += 1;
-        }
+        *self.flushing.entry(page).or_default() += 1;
         out.counters.messages += u64::from(to != out.rank);
         out.actions.push_back(Action::Flush { to, page, message: Message::Difference { page, version }, keeps });
     }

@@ -319,9 +319,7 @@ impl SimulatedRank {
                 }
                 let difference = self.twins.difference(page, &bytes);
                 self.send(to, message, difference, sent);
-                if !keeps {
-                    self.machine.has_left(page);
-                }
+                self.machine.flushed(page);
             }
             Action::Protect { page } => {
                 let memory = &mut self.memory[page as usize];
