@@ -1,6 +1,6 @@
 //! The time after a server's start in which what clients had from the process before is not given to others.
 //!
-//! A share keeps a list of the clients that have locks or leases ([`state`](super::state)). A new server process expects those of
+//! A share keeps a list of the clients that have locks or leases (`state.rs`). A new server process expects those of
 //! the list: until each of them has come back and has asked for its locks, no new lock is given; while one that had leases is
 //! missing, no file changes, since that client may still believe what it has cached. Both end at the latest after the grace time:
 //! by then the leases have run out, and the locks are lost.
