@@ -19,7 +19,8 @@ use byway_reactor::userfault::helper::SOCKET_VARIABLE;
 use byway_service::memory::pool::Class;
 use byway_service::memory::{BorrowError, Borrower};
 use clap::Args;
-use rustix::process::{Pid, WaitOptions, WaitStatus, wait};
+use rustix::io::Errno;
+use rustix::process::{Pid, Resource, Rlimit, WaitOptions, WaitStatus, getrlimit, setrlimit, wait};
 
 use self::signals::{PagerSignals, keep};
 use crate::executable::{self, ExecutableError};
@@ -178,6 +179,7 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
         .arg0(&arguments.command[0])
         .spawn()
         .map_err(|source| FarError::Start { program: program.display().to_string(), source })?;
+    allow_all_descriptors();
     let mut program = Program { number: Pid::from_child(&child), status: None, is_ended: false };
     let report = job.run(|| {
         if !keeper.is_alive() && !program.is_ended {
@@ -188,7 +190,7 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
         if program.status.is_none() {
             signals.pass_on(program.number);
         }
-        if signals.take_child_ended() {
+        if signals.take_child_ended() || program.status.is_some() {
             program.reap();
         }
         program.is_ended
@@ -203,19 +205,31 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
     Ok(code(program.status))
 }
 
-/// The program that was named.
+/// Raises the limit of open files to the most that this process may have: each program takes several. Programs keep the limit that they inherited.
+fn allow_all_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }) {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+}
+
+/// The program that was named, and all that it has started.
 struct Program {
     number: Pid,
     status: Option<WaitStatus>,
+    /// Nothing is left of it, also none of the programs that it left behind: one that is just starting is not paged yet.
     is_ended: bool,
 }
 
 impl Program {
-    /// Takes note of all children that have ended: of the program, and of those that it has left behind.
+    /// Takes note of children that have ended. A process whose parent has ended is a child of this one.
     fn reap(&mut self) {
-        while let Ok(Some((ended, status))) = wait(WaitOptions::NOHANG) {
-            if ended == self.number {
-                (self.status, self.is_ended) = (Some(status), true);
+        loop {
+            match wait(WaitOptions::NOHANG) {
+                Ok(Some((ended, status))) if ended == self.number => self.status = Some(status),
+                Ok(Some(_)) | Err(Errno::INTR) => {}
+                Ok(None) => return,
+                Err(_) => return self.is_ended = true,
             }
         }
     }

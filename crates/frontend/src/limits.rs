@@ -195,5 +195,8 @@ pub const FAR_BUDGET_PAGES_MIN: usize = 256;
 /// Address spaces that a job pages at a time; the program that is one too many is refused.
 pub const FAR_PROGRAMS_MAX: usize = 1024;
 
+/// Descriptors that a job keeps for what is no program's: programs that begin, the first forks of programs that have, lenders, files.
+pub const FAR_DESCRIPTORS_KEPT: usize = 4 * FAR_GREETINGS_MAX;
+
 /// Programs of a job that have connected and said nothing yet; further ones wait in the socket.
 pub const FAR_GREETINGS_MAX: usize = 64;

@@ -45,6 +45,14 @@ pub(super) struct Helped {
 }
 
 impl Process {
+    /// Descriptors that this process has open for a program with a helper.
+    pub(super) const DESCRIPTORS: usize = 5;
+
+    /// Descriptors that this process has open for it.
+    pub(super) fn descriptors(&self) -> usize {
+        if self.helped.is_some() { Self::DESCRIPTORS } else { 1 }
+    }
+
     pub(super) fn of_program(
         space: SpaceId,
         hello: &Hello,

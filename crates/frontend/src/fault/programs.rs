@@ -9,11 +9,11 @@ use byway_service::memory::pager::{Moved, SpaceId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Signal, pidfd_send_signal};
+use rustix::process::{Resource, Signal, getrlimit, pidfd_send_signal};
 
 use super::process::{self, Process};
 use super::{FEATURES, FarJob};
-use crate::limits::{FAR_GREETINGS_MAX, FAR_PROGRAMS_MAX};
+use crate::limits::{FAR_DESCRIPTORS_KEPT, FAR_GREETINGS_MAX, FAR_PROGRAMS_MAX};
 
 /// How long a program may be silent between connecting and its first word.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -59,6 +59,11 @@ impl FarJob {
     ) -> Result<(), Box<dyn std::error::Error>> {
         if self.processes.len() >= FAR_PROGRAMS_MAX {
             return Err(format!("more than {FAR_PROGRAMS_MAX} programs at a time").into());
+        }
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let taken = self.processes.iter().map(Process::descriptors).sum::<usize>() + FAR_DESCRIPTORS_KEPT;
+        if (taken + Process::DESCRIPTORS) as u64 > descriptors {
+            return Err(format!("the limit of open files ({descriptors}) is reached: raise it with ulimit -Hn").into());
         }
         let hello = Hello::of(words).ok_or("its library is of another version of byway")?;
         // SAFETY: it is the program's, which has sent it.
