@@ -13,8 +13,8 @@
 //! - A lost page is poisoned, never filled with zeroes.
 //!
 //! Pages leave in the order in which they came. A page that was moved out stays in its frame until the frame is needed: a
-//! second chance, and a page that takes it stays longer the next time ([`arrivals`]). Pages that a program will want next are
-//! brought ahead ([`ahead`]).
+//! second chance, and a page that takes it stays longer the next time (`arrivals.rs`). Pages that a program will want next are
+//! brought ahead (`ahead.rs`).
 
 mod action;
 mod ahead;
