@@ -50,13 +50,22 @@ impl Notifier {
         Self { channel }
     }
 
-    /// A node's attributes are stale, and its cached pages from `offset` on: `len` bytes, all if `len` is 0; none if `offset` is
-    /// negative. Returns when they are gone; false if the kernel does not know the node.
+    /// A node's attributes are stale, and its cached pages from `offset` on: `len` bytes, all if `len` is 0. Returns when they are
+    /// gone; false if the kernel does not know the node.
     ///
     /// # Errors
     /// See [`NotifyError`].
     pub fn invalidate_inode(&self, node: u64, offset: i64, len: i64) -> Result<bool, NotifyError> {
         self.send(NOTIFY_INVALIDATE_INODE, &[InvalidateInodeOut { node, offset, len }.as_bytes()])
+    }
+
+    /// A node's attributes are stale; its pages stay. Waits for no page, so threads that serve requests may call it. False if the
+    /// kernel does not know the node.
+    ///
+    /// # Errors
+    /// See [`NotifyError`].
+    pub fn invalidate_attributes(&self, node: u64) -> Result<bool, NotifyError> {
+        self.write(NOTIFY_INVALIDATE_INODE, &[InvalidateInodeOut { node, offset: -1, len: 0 }.as_bytes()])
     }
 
     /// What a directory has under a name is stale. False if the kernel does not know it.
@@ -75,6 +84,10 @@ impl Notifier {
         if SERVES.get() {
             return Err(NotifyError::ServingThread);
         }
+        self.write(code, parts)
+    }
+
+    fn write(&self, code: i32, parts: &[&[u8]]) -> Result<bool, NotifyError> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let header = OutHeader { len: (size_of::<OutHeader>() + bytes) as u32, error: code, unique: 0 };
         match self.channel.write(header, parts) {
