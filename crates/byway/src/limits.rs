@@ -14,6 +14,9 @@ pub const SHARES_MAX: usize = 1024;
 /// Threads of a mount: requests that are under way at its server.
 pub const MOUNT_THREADS: usize = 8;
 
+/// Threads of a mount that have the kernel drop stale pages before it is told a file's attributes. They wait for reads under way.
+pub const MOUNT_DROP_THREADS: usize = 2;
+
 /// Locks that the programs of a mount wait for; a further wait is refused with `ENOLCK`. Each has a thread, and takes one of the
 /// session's calls.
 pub const MOUNT_LOCKS_WAITING_MAX: usize = 64;

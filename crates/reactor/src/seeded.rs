@@ -161,6 +161,16 @@ pub enum Bug {
     LeaseOfOldSession,
     /// It believes, under a new lease, pages that were read under an earlier one or none.
     PagesOfEarlierLease,
+    /// It lets the kernel use attributes for as long as a whole lease, not until the lease ends.
+    KernelAttributesBeyondLease,
+    /// It answers a recall while the kernel may use attributes.
+    KernelAttributesAfterRecall,
+    /// It lets the kernel use attributes while it changes the file.
+    KernelAttributesDuringOwnChange,
+    /// It begins a session while the kernel may use attributes of the session before.
+    KernelAttributesOfOldSession,
+    /// It lets the kernel use attributes, and so pages, although pages are not to be believed.
+    KernelAttributesWithStalePages,
     /// A page whose copy cannot be got is lost, although another copy is there.
     PoolNoOtherCopy,
     /// A put goes to the first copy of its slab alone, and the others count as holding it.
@@ -286,7 +296,7 @@ impl Bug {
     ];
 
     /// Those of shares' leases.
-    pub const LEASES: [Self; 16] = [
+    pub const LEASES: [Self; 21] = [
         Self::LeaseDuringChange,
         Self::LeaseOnOldAnswer,
         Self::ChangeBeforeReturn,
@@ -303,6 +313,11 @@ impl Bug {
         Self::AttributesBeforeLease,
         Self::LeaseOfOldSession,
         Self::PagesOfEarlierLease,
+        Self::KernelAttributesBeyondLease,
+        Self::KernelAttributesAfterRecall,
+        Self::KernelAttributesDuringOwnChange,
+        Self::KernelAttributesOfOldSession,
+        Self::KernelAttributesWithStalePages,
     ];
 
     /// Those of far memory.

@@ -218,6 +218,13 @@ pub const FILE_LEASES_REFUSED: Duration = Duration::from_mins(5);
 /// Peers that get no leases; one more, and the first to get leases again does.
 pub const FILE_PEERS_REFUSED_MAX: usize = 1024;
 
+/// How long after a recall a mount opens a file past the kernel's cache. While another client changes it again and again, the kernel
+/// would drop what it has just read, and Linux does not take the answer to a GETATTR that an invalidation has overtaken.
+pub const FILE_CONTENDED_TIME: Duration = Duration::from_secs(1);
+
+/// What is kept under a file's lease of rights that users have and of extended attributes that the file does not have.
+pub const FILE_FACTS_CACHED_MAX: usize = 16;
+
 /// Leases that one answer recalls.
 pub const FILE_RECALLS_MAX: usize = 256;
 

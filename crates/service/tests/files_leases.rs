@@ -2,13 +2,14 @@
 
 mod file_server;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use byway_reactor::Errno;
-use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_SIZE};
+use byway_service::limits::FILE_LEASE_TIME;
 use file_server::{Server, exclusive, tcp};
 use zerocopy::FromZeros;
 
@@ -19,8 +20,12 @@ struct Cached(Arc<Client>);
 
 impl Cached {
     fn connect(server: &Server) -> Self {
+        Self::connect_for(server, None)
+    }
+
+    fn connect_for(server: &Server, kernel: Option<Arc<dyn KernelCache>>) -> Self {
         let client = Arc::new(Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap());
-        client.keep_caches().unwrap();
+        client.keep_caches(kernel).unwrap();
         Self(client)
     }
 
@@ -92,6 +97,66 @@ fn what_is_known_is_not_asked_for_again_until_another_client_changes_it() {
         assert_eq!((one.find(b"moved"), one.find(b"missing")), (Err(Errno::NOENT), Err(Errno::NOENT)));
         assert_eq!(one.0.attributes(ME, file, None).unwrap().links.get(), 1);
     }
+}
+
+/// What a kernel was told to drop.
+#[derive(Debug, Default)]
+struct FakeKernel(Mutex<Vec<(u64, &'static str)>>);
+
+impl FakeKernel {
+    fn take(&self) -> Vec<(u64, &'static str)> {
+        std::mem::take(&mut self.0.lock().unwrap())
+    }
+}
+
+impl KernelCache for FakeKernel {
+    fn drop_attributes(&self, node: u64) -> bool {
+        self.0.lock().unwrap().push((node, "attributes"));
+        true
+    }
+
+    fn drop_pages(&self, node: u64) -> bool {
+        self.0.lock().unwrap().push((node, "pages"));
+        true
+    }
+}
+
+#[test]
+fn a_kernel_drops_what_it_has_before_a_change_is_done() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (kernel, two) = (Arc::new(FakeKernel::default()), Cached::connect(&server));
+    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let (file, same) = (one.find(b"file").unwrap(), two.find(b"file").unwrap());
+    let known = || Found { node: file, attributes: one.0.attributes(ME, file, None).unwrap() };
+    let valid = || one.0.believed(&known()).1;
+    until_cached(&server, || _ = valid());
+    assert!(valid() > Duration::ZERO && valid() < FILE_LEASE_TIME, "not longer than the lease");
+
+    two.resize(same, 7);
+    assert_eq!(kernel.take(), [(file, "attributes")], "a change of another client");
+    until_cached(&server, || _ = valid());
+    one.resize(file, 8);
+    assert_eq!(kernel.take(), [(file, "attributes")], "a change of its own");
+
+    // Now it has pages, too.
+    until_cached(&server, || _ = valid());
+    let read = one.0.begin_page_read(file);
+    assert!(one.0.end_page_read(file, read));
+    two.resize(same, 9);
+    assert_eq!(kernel.take(), [(file, "pages")]);
+
+    // A user who was seen to be allowed opens without a message; before the file goes, the server has opened it.
+    until_cached(&server, || {
+        valid();
+        one.0.close_handle(one.0.open_for_kernel(ME, file, 0).unwrap().0);
+    });
+    let (handle, _) = one.0.open_for_kernel(ME, file, 0).unwrap();
+    two.0.unlink(ME, ROOT, b"file").unwrap();
+    let mut bytes = [1; 16];
+    assert_eq!(one.0.read(ME, handle, 0, &mut bytes), Ok(9));
+    assert_eq!(bytes[..9], *b"12345\0\0\0\0");
 }
 
 #[test]

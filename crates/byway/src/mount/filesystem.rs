@@ -1,8 +1,8 @@
 //! The kernel's requests to a mount, passed to the share's server.
 //!
-//! Nothing is cached: attributes and names are asked for each time, and reads and writes pass the page cache by, so that each
-//! client sees at once what another has done. Each request is answered by the thread that read it, but for waits for locks,
-//! which have threads of their own.
+//! Files that are opened for writing pass the page cache by. While the client has a lease on a file, those that are opened for reading
+//! and listings go through it, and the kernel uses attributes without asking (`cached.rs`). It asks for each name.
+//! Each request is answered by the thread that read it, but for waits for locks and for stale pages, which have threads of their own.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -14,16 +14,39 @@ use byway_frontend::fuse::reply::{Directory, Entry, Listed};
 use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime};
 use byway_frontend::fuse::{Filesystem, Reply, Request};
 use byway_reactor::Errno;
+use byway_service::file::client::leases::OpenMode;
 use byway_service::file::client::{self, Client, Found, LockKind, LockRange};
 use byway_service::file::wire::{self, NewAttributes};
 use zerocopy::FromZeros;
 
 use super::attributes::attr;
+use super::cached::StalePages;
 use super::groups::groups_of;
 use crate::limits::MOUNT_LOCKS_WAITING_MAX;
 
 /// Reads and writes ask the server, also at once.
 const OPENED: u32 = open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES;
+
+/// An extended attribute of every file: how many messages this mount has sent to the server.
+const MESSAGES: &[u8] = b"byway.messages";
+
+fn if_kept(keep: bool) -> u32 {
+    if keep { open::KEEP_CACHE } else { 0 }
+}
+
+fn open_flags(mode: OpenMode) -> u32 {
+    match mode {
+        OpenMode::Direct => OPENED,
+        OpenMode::Cached { keep } => if_kept(keep),
+    }
+}
+
+fn open_directory_flags(mode: OpenMode) -> u32 {
+    match mode {
+        OpenMode::Direct => 0,
+        OpenMode::Cached { keep } => if_kept(keep) | open::CACHE_DIR,
+    }
+}
 
 /// `O_APPEND`, as the kernel tells it with each write: a program may set and clear it while the file is open.
 const APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
@@ -72,6 +95,7 @@ impl Locks {
 pub(super) struct Mounted {
     client: Arc<Client>,
     locks: Arc<Mutex<Locks>>,
+    stale: StalePages,
 }
 
 thread_local! {
@@ -79,13 +103,23 @@ thread_local! {
     static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
+/// An entry that the kernel asks for again each time.
 fn entry(found: &Found) -> Entry {
     Entry { node: found.node, attr: attr(&found.attributes), ..Entry::default() }
 }
 
+/// An entry whose attributes the kernel may use for a while.
+fn leased_entry(client: &Client, found: &Found) -> Entry {
+    let (attributes, attr_valid) = client.believed(found);
+    Entry { node: found.node, attr: attr(&attributes), attr_valid, ..Entry::default() }
+}
+
 impl Mounted {
-    pub(super) fn new(client: Arc<Client>) -> Self {
-        Self { client, locks: Arc::default() }
+    /// # Errors
+    /// No threads.
+    pub(super) fn new(client: Arc<Client>) -> std::io::Result<Self> {
+        let stale = StalePages::start(&client)?;
+        Ok(Self { client, locks: Arc::default(), stale })
     }
 
     fn locks(&self) -> MutexGuard<'_, Locks> {
@@ -102,7 +136,14 @@ impl Mounted {
             Operation::Read { handle, offset, size, .. } => BYTES.with_borrow_mut(|bytes| {
                 bytes.resize(bytes.len().max(size as usize), 0);
                 let into = &mut bytes[..size as usize];
-                give(reply, self.client.read(me, handle, offset, into), |reply, count| reply.data(&into[..count]))
+                let pages = self.client.begin_page_read(parsed.node);
+                let read = self.client.read(me, handle, offset, into);
+                let good = self.client.end_page_read(parsed.node, pages);
+                let given = give(reply, read, |reply, count| reply.data(&into[..count]));
+                if !good {
+                    self.stale.drop_pages(parsed.node);
+                }
+                given
             }),
             Operation::Write(write) => {
                 // Pages of a mapped file have their places, whatever handle they come by.
@@ -115,15 +156,20 @@ impl Mounted {
                 give(reply, written, |reply, count| reply.written(count as u32))
             }
             Operation::ReadDirectory { handle, offset, size, plus } => {
+                let pages = self.client.begin_page_read(parsed.node);
                 let part = self.list(me, (handle, offset), size, plus);
+                self.client.end_page_read(parsed.node, pages);
                 give(reply, part, |reply, part| reply.directory(&part))
             }
             Operation::Lookup { name } => {
-                give(reply, self.client.look_up(me, parsed.node, name), |reply, found| reply.entry(&entry(&found)))
+                let found = self.client.look_up(me, parsed.node, name);
+                give(reply, found, |reply, found| reply.entry(&leased_entry(&self.client, &found)))
             }
             Operation::GetAttr { handle } => {
                 let attributes = self.client.attributes(me, parsed.node, handle);
-                give(reply, attributes, |reply, attributes| reply.attributes(attr(&attributes), Duration::ZERO))
+                give(reply, attributes, |reply, attributes| {
+                    self.stale.attributes(&self.client, Found { node: parsed.node, attributes }, reply);
+                })
             }
             Operation::SetAttr(set) => {
                 let attributes = self.client.set_attributes(me, parsed.node, set.handle, &new_attributes(&set));
@@ -180,10 +226,12 @@ impl Mounted {
         let (client, node) = (&self.client, parsed.node);
         let created = match parsed.operation {
             Operation::Open { flags, .. } => {
-                return give(reply, client.open(me, node, flags), |reply, handle| reply.opened(handle, OPENED));
+                let opened = client.open_for_kernel(me, node, flags);
+                return give(reply, opened, |reply, (handle, mode)| reply.opened(handle, open_flags(mode)));
             }
             Operation::OpenDirectory { .. } => {
-                return give(reply, client.open_directory(me, node), |reply, handle| reply.opened(handle, 0));
+                let opened = client.open_directory_for_kernel(me, node);
+                return give(reply, opened, |reply, (handle, mode)| reply.opened(handle, open_directory_flags(mode)));
             }
             Operation::Create { name, flags, mode, .. } => client.create(me, (node, name), flags, mode),
             Operation::TemporaryFile { flags, mode, .. } => client.create_unnamed(me, node, flags, mode),
@@ -204,7 +252,10 @@ impl Mounted {
             }
             _ => Err(Errno::NOSYS),
         };
-        give(reply, created, |reply, (found, handle)| reply.created(&entry(&found), handle, OPENED))
+        give(reply, created, |reply, (found, handle)| {
+            client.created_for_kernel(found.node, handle);
+            reply.created(&entry(&found), handle, OPENED);
+        })
     }
 
     fn on_handle(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
@@ -236,6 +287,9 @@ impl Mounted {
                 return done(reply, client.set_xattr(me, node, name, value, flags));
             }
             Operation::RemoveXattr { name } => return done(reply, client.remove_xattr(me, node, name)),
+            Operation::GetXattr { name: MESSAGES, size } => {
+                (Ok(client.messages().to_string().into_bytes()), size as usize)
+            }
             Operation::GetXattr { name, size } => (client.get_xattr(me, node, name), size as usize),
             Operation::ListXattr { size } => (client.list_xattrs(me, node), size as usize),
             _ => (Err(Errno::NOSYS), 0),
@@ -261,7 +315,8 @@ impl Mounted {
         let listed = self.client.read_directory(me, handle, offset, size as usize * 2 / 3, plus)?;
         let mut room = true;
         for one in &listed {
-            let found = one.node.map(|node| entry(&Found { node, attributes: one.attributes }));
+            let found = |node| leased_entry(&self.client, &Found { node, attributes: one.attributes });
+            let found = one.node.map(found);
             let (ino, kind) = (one.attributes.ino.get(), one.attributes.mode.get() >> 12);
             let told = Listed { name: &one.name, ino, kind, next: one.cookie };
             room = room && part.push(told, found.as_ref());

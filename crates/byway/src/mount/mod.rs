@@ -2,6 +2,7 @@
 
 mod attributes;
 mod background;
+mod cached;
 mod filesystem;
 mod groups;
 
@@ -15,6 +16,7 @@ use byway_frontend::fuse::{Driver, DriverError};
 use byway_service::file::client::{Client, ClientError, ClientOptions};
 use clap::Args;
 
+use self::cached::Kernel;
 use self::filesystem::Mounted;
 use crate::limits::MOUNT_THREADS;
 use crate::remote::{RemoteUri, RemoteUriError};
@@ -147,7 +149,6 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     let options = ClientOptions { tls, lost_after, ..ClientOptions::new(uri.resolve()?, share) };
     let failed = |source| CommandError::Client { uri: uri.to_string(), source };
     let client = Arc::new(Client::connect(options).map_err(failed)?);
-    client.keep_caches().map_err(CommandError::Thread)?;
     let is = |option| arguments.options.contains(&option);
     let options = MountOptions {
         source: uri.to_string(),
@@ -158,8 +159,10 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     };
     keep_locks(&client)?;
     let channel = mount(&options, &arguments.directory)?;
-    let wishes = Wishes { locks: true, ..Wishes::default() };
-    let started = Driver::start(channel, Arc::new(Mounted::new(client)), wishes, MOUNT_THREADS);
+    // A link's target never changes.
+    let wishes = Wishes { locks: true, cache_symlinks: true, ..Wishes::default() };
+    let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;
+    let started = Driver::start(channel, Arc::new(mounted), wishes, MOUNT_THREADS);
     let driver = started.inspect_err(|_| {
         let _ = unmount(&arguments.directory, true);
     })?;
@@ -167,6 +170,9 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
         let _ = unmount(&arguments.directory, true);
         return Err(CommandError::NotBegun);
     }
+    client.keep_caches(Some(Arc::new(Kernel(driver.notifier())))).map_err(CommandError::Thread)?;
+    // The driver has it, until the mount ends.
+    drop(client);
     unmount_at_signals(arguments.directory.clone())?;
     crate::output::line(format_args!("{READY}{}", arguments.directory.display()));
     driver.wait();

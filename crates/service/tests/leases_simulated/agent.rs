@@ -1,9 +1,9 @@
 //! A client's machine: programs, the kernel's page cache, and the real state machine of the mount between them and the server.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use byway_reactor::Instant;
-use byway_service::file::client::leases::{CachedEntry, Leases, PageRead, Ticket};
+use byway_service::file::client::leases::{CachedEntry, Invalid, Leases, OpenMode, PageRead, Ticket};
 use byway_service::limits::{FILE_LEASE_RENEWAL, FILE_LEASE_USE};
 
 use super::server::named;
@@ -72,11 +72,23 @@ struct Page {
     good: bool,
 }
 
+/// Attributes in the kernel.
+#[derive(Debug)]
+struct KernelAttributes {
+    stamp: u64,
+    /// It uses them without asking.
+    until: Instant,
+    /// The step at which it was last told to drop them: what was asked before that is not taken.
+    dropped_at: usize,
+}
+
 #[derive(Clone, Copy, Debug)]
 pub enum Next {
     Program(usize),
     Recall(usize),
     Renew,
+    /// A program uses what the kernel has, of which the mount hears nothing.
+    Glance,
 }
 
 #[derive(Debug)]
@@ -86,6 +98,9 @@ pub struct Agent {
     leases: Leases<u64>,
     programs: Vec<Doing>,
     pages: HashMap<u64, Page>,
+    kernel: HashMap<u64, KernelAttributes>,
+    /// Files that programs have opened for reading through the page cache.
+    opened: HashSet<u64>,
     recalls: Vec<(u64, u64, Recall)>,
     sent: HashMap<u64, Sent>,
     last_call: u64,
@@ -107,6 +122,8 @@ impl Agent {
             leases: Leases::default(),
             programs: vec![Doing::Nothing; PROGRAMS],
             pages: HashMap::new(),
+            kernel: HashMap::new(),
+            opened: HashSet::new(),
             recalls: Vec::new(),
             sent: HashMap::new(),
             last_call: 0,
@@ -141,6 +158,21 @@ impl Agent {
 
     pub fn is_busy(&self) -> bool {
         self.programs.iter().any(|doing| !matches!(doing, Doing::Nothing))
+    }
+
+    /// The session has ended; there is no other before this.
+    pub fn end_session(&mut self, now: Instant, step: usize) {
+        for (node, what) in self.leases.end_session(now) {
+            self.drop_attributes(node, step);
+            if what == Invalid::Pages {
+                self.leases.begin_drop(node);
+                let drops = !self.is_locked(node);
+                if drops {
+                    self.drop_pages(node);
+                }
+                self.leases.end_drop(node, drops);
+            }
+        }
     }
 
     /// A session begins. Calls of the old one that read are sent again; what became of changes is not known.
@@ -201,7 +233,8 @@ impl Agent {
     pub fn work(&mut self, next: Next, now: Instant, chance: &mut Chance, truth: &mut Truth, wire: &mut Vec<Message>) {
         match next {
             Next::Program(program) => self.go_on(program, now, chance, truth, wire),
-            Next::Recall(at) => self.recall(at, truth.step, wire),
+            Next::Recall(at) => self.recall(at, now, truth.step, wire),
+            Next::Glance => self.glance(now, chance, truth),
             Next::Renew => _ = self.send(Kind::Renew, now, wire),
         }
     }
@@ -235,7 +268,9 @@ impl Agent {
             }
             Doing::ReadDrops { node, start, .. } => {
                 self.drop_pages(node);
+                self.drop_attributes(node, truth.step);
                 self.leases.end_drop(node, true);
+                self.give_attributes(node, truth.step, now);
                 Doing::ReadLooks { node, start }
             }
             Doing::ReadLooks { node, start } => {
@@ -267,9 +302,13 @@ impl Agent {
     ) -> Doing {
         self.load_mapped(now, truth);
         let (file, name) = (chance.below(FILES as usize) as u64 + 1, chance.below(usize::from(NAMES)) as u8);
+        self.open_or_close(file, now, chance);
         let kind = match chance.below(20) {
             0..6 => {
-                // A read begins with the attributes.
+                // A read begins with the attributes, if the kernel has none.
+                if self.kernel_attributes(file, now).is_some() {
+                    return Doing::ReadLooks { node: file, start };
+                }
                 if self.leases.attributes(file, now).is_some() {
                     return self.before_read(file, start, start, now);
                 }
@@ -284,20 +323,28 @@ impl Agent {
             _ => Kind::Rename(name, (name + 1) % NAMES),
         };
         let known = match kind {
-            Kind::Stat(node) => self.leases.attributes(node, now).map(|stamp| CachedEntry::Node(node, stamp)),
+            Kind::Stat(node) => {
+                let known = self.kernel_attributes(node, now).or_else(|| self.give_attributes(node, start, now));
+                known.map(|stamp| CachedEntry::Node(node, stamp))
+            }
             Kind::LookUp(name) => self.leases.entry(DIRECTORY, &[name], now),
             _ => None,
         };
         if let Some(known) = known {
             let (found, stamp) = match known {
                 CachedEntry::Absent => (0, 0),
-                CachedEntry::Node(node, stamp) => (node, stamp),
+                CachedEntry::Node(node, stamp) => {
+                    self.give_attributes(node, start, now);
+                    (node, stamp)
+                }
             };
             self.see(kind, &Answer { stamp, found, ..Answer::default() }, start, truth);
             truth.cached += 1;
             return Doing::Nothing;
         }
-        self.leases.begin_change(&named(kind));
+        for node in self.leases.begin_change(&named(kind), now) {
+            self.drop_attributes(node, start);
+        }
         for node in named(kind) {
             self.pages.entry(node).or_default().good = false;
         }
@@ -307,8 +354,35 @@ impl Agent {
         Doing::Asks { kind, call: self.send(kind, now, wire), start }
     }
 
+    fn glance(&self, now: Instant, chance: &mut Chance, truth: &mut Truth) {
+        let node = chance.below(FILES as usize) as u64 + 1;
+        let Some(stamp) = self.kernel_attributes(node, now) else { return };
+        truth.check(Register::Stamp(node), stamp, truth.step);
+        let page = self.pages.get(&node).filter(|page| !page.locked);
+        if let Some(value) = page.and_then(|page| page.value) {
+            truth.check(Register::Data(node), value, truth.step);
+        }
+    }
+
+    /// Programs open files for reading and close them.
+    fn open_or_close(&mut self, node: u64, now: Instant, chance: &mut Chance) {
+        let reads = |doing: &Doing| {
+            matches!(doing, Doing::ReadAsks { node: other, .. } | Doing::ReadDrops { node: other, .. }
+                | Doing::ReadLooks { node: other, .. } | Doing::Reads { node: other, .. } if *other == node)
+        };
+        if !self.opened.contains(&node) {
+            if self.leases.begin_reader(node, now) != OpenMode::Direct {
+                self.opened.insert(node);
+            }
+        } else if chance.one_in(3) && !self.programs.iter().any(reads) {
+            self.opened.remove(&node);
+            self.leases.end_reader(node);
+        }
+    }
+
     fn before_read(&mut self, node: u64, start: usize, since: usize, now: Instant) -> Doing {
         if self.leases.has_fresh_pages(node, now) {
+            self.give_attributes(node, start, now);
             return Doing::ReadLooks { node, start };
         }
         self.leases.begin_drop(node);
@@ -321,6 +395,28 @@ impl Agent {
             if let Some(value) = page.value {
                 truth.check(Register::Data(*node), value, truth.step);
             }
+        }
+    }
+
+    /// Attributes that the kernel uses without asking.
+    fn kernel_attributes(&self, node: u64, now: Instant) -> Option<u64> {
+        self.kernel.get(&node).filter(|known| now < known.until).map(|known| known.stamp)
+    }
+
+    /// Gives the kernel what is believed of a node. It has asked at a step, and takes nothing if it was told to drop it since.
+    fn give_attributes(&mut self, node: u64, asked: usize, now: Instant) -> Option<u64> {
+        let (stamp, valid) = self.leases.believed(node, now)?;
+        let known =
+            self.kernel.entry(node).or_insert(KernelAttributes { stamp: 0, until: Instant::ZERO, dropped_at: 0 });
+        if known.dropped_at <= asked {
+            (known.stamp, known.until) = (stamp, now + valid);
+        }
+        Some(stamp)
+    }
+
+    fn drop_attributes(&mut self, node: u64, step: usize) {
+        if let Some(known) = self.kernel.get_mut(&node) {
+            (known.until, known.dropped_at) = (Instant::ZERO, step);
         }
     }
 
@@ -376,6 +472,11 @@ impl Agent {
             }
             _ => {}
         }
+        let found = match kind {
+            Kind::Stat(node) => node,
+            Kind::LookUp(_) => answer.found,
+            _ => DIRECTORY,
+        };
         truth.asked += 1;
         let waits = |doing: &Doing| match doing {
             Doing::Asks { call, .. } | Doing::ReadAsks { call, .. } | Doing::Reads { call, .. } => *call == id,
@@ -386,6 +487,9 @@ impl Agent {
             Doing::Asks { kind, start, .. } => {
                 if !named(kind).is_empty() {
                     self.end_change(kind);
+                }
+                if found != DIRECTORY {
+                    self.give_attributes(found, start, now);
                 }
                 self.see(kind, answer, start, truth);
                 Doing::Nothing
@@ -404,19 +508,23 @@ impl Agent {
     }
 
     /// Works on a recall.
-    fn recall(&mut self, at: usize, step: usize, wire: &mut Vec<Message>) {
+    fn recall(&mut self, at: usize, now: Instant, step: usize, wire: &mut Vec<Message>) {
         let (node, version, stage) = self.recalls[at];
         self.recalls[at].2 = match stage {
-            Recall::Came => {
-                if self.leases.recalled(node) {
+            Recall::Came => match self.leases.recalled(node, now) {
+                Some(Invalid::Pages) => {
                     self.leases.begin_drop(node);
                     Recall::Drops { since: step }
-                } else {
+                }
+                Some(Invalid::Attributes) => {
+                    self.drop_attributes(node, step);
                     Recall::Dropped
                 }
-            }
+                None => Recall::Dropped,
+            },
             Recall::Drops { .. } => {
                 self.drop_pages(node);
+                self.drop_attributes(node, step);
                 self.leases.end_drop(node, true);
                 Recall::Dropped
             }

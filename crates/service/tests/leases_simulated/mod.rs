@@ -211,7 +211,8 @@ impl World {
     }
 
     fn join(&mut self, place: usize) {
-        let session = self.server.join(place, self.now);
+        self.agents[place].end_session(self.now, self.truth.step);
+        let session = self.server.join((place, self.agents[place].session), self.now, &mut self.wire);
         self.agents[place].begin_session(session);
     }
 
@@ -248,6 +249,10 @@ impl World {
         for (place, agent) in self.agents.iter().enumerate() {
             if calm || agent.runs(self.now) {
                 next.extend(agent.candidates(self.now, calm).map(|one| Next::Agent(place, one)));
+            }
+            // Also while the mount is stopped.
+            if !calm {
+                next.push(Next::Agent(place, agent::Next::Glance));
             }
         }
         next

@@ -54,7 +54,10 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn join(&mut self, agent: usize, now: Instant) -> u64 {
+    /// A client comes, or comes again after its session `old`: it uses no lease of that any more.
+    pub fn join(&mut self, (agent, old): (usize, u64), now: Instant, wire: &mut Vec<Message>) -> u64 {
+        self.leases.returned_all(old, now);
+        self.act(now, wire);
         self.last += 1;
         let heard = self.leases.join(self.last, self.last, now);
         self.sessions.insert(self.last, Session { agent, heard });

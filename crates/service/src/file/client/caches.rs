@@ -5,6 +5,7 @@
 //! there a name is kept for the user that looked it up.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -15,7 +16,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{Arguments, Attributes, CallError, FLAG_ALL, GrantedLeases, Lease, Method, PROTOCOL};
 use super::connection::Live;
-use super::leases::{CachedEntry, Leases, Ticket};
+use super::kernel::{Kernel, KernelCache, Opens};
+use super::leases::{CachedEntry, Invalid, Leases, Ticket};
 use super::table::ROOT;
 use super::{Ask, Caller, Client, Found, NONE};
 use crate::limits::{BUSY_PAUSE_MAX, FILE_LEASE_RENEWAL};
@@ -30,21 +32,29 @@ pub(super) fn now() -> Instant {
 }
 
 #[derive(Debug, Default)]
-struct State {
+pub(super) struct State {
     /// The newest.
-    session: u64,
-    leases: Leases<Attributes>,
+    pub(super) session: u64,
+    pub(super) leases: Leases<Attributes>,
     /// Nodes with leases, by the names that the server of the session has for them.
-    names: HashMap<u64, u64>,
+    pub(super) names: HashMap<u64, u64>,
+    pub(super) opens: Opens,
 }
 
 /// See the module.
 #[derive(Debug, Default)]
-pub(super) struct Caches(Mutex<State>);
+pub(super) struct Caches {
+    state: Mutex<State>,
+    pub(super) kernel: Kernel,
+    /// Held while the kernel is told that a session has ended.
+    pub(super) ending: Mutex<()>,
+    /// Messages that only renewed leases.
+    renewals: AtomicU64,
+}
 
 impl Caches {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A session begins.
@@ -55,18 +65,15 @@ impl Caches {
         state.names.clear();
     }
 
-    /// A session has ended.
-    pub(super) fn end_session(&self, number: u64) {
-        let mut state = self.state();
-        if state.session == number {
-            state.leases.begin_session(0);
-            state.names.clear();
-        }
-    }
-
     /// A call of a session was answered that was sent at `sent`.
     pub(super) fn answered(&self, number: u64, sent: Instant) {
         self.state().leases.answered(number, sent, now());
+    }
+
+    /// A handle of a node was closed.
+    pub(super) fn closed(&self, handle: u64, node: u64) {
+        let State { opens, leases, .. } = &mut *self.state();
+        opens.closed(handle, node, leases);
     }
 
     /// A node is not used any more; `name` is the server's.
@@ -78,14 +85,15 @@ impl Caches {
         }
     }
 
-    /// A lease is recalled: nothing is believed by it any more.
-    fn recalled(&self, lease: Lease) {
+    /// A lease is recalled: nothing is believed by it any more. Gives the node, what the kernel has to drop, and files to open.
+    fn recalled(&self, lease: Lease) -> Option<(u64, Option<Invalid>, Vec<u64>)> {
         let mut state = self.state();
-        // No pages are cached yet: there is nothing to drop first.
-        match state.names.remove(&lease.node.get()) {
-            Some(node) => _ = state.leases.recalled(node),
-            None => state.leases.recalled_unknown(),
-        }
+        let Some(node) = state.names.remove(&lease.node.get()) else {
+            state.leases.recalled_unknown();
+            return None;
+        };
+        let invalid = state.leases.recalled(node, now());
+        Some((node, invalid, state.opens.take_unopened(node)))
     }
 }
 
@@ -122,7 +130,15 @@ impl Client {
     pub(super) fn changing(&self, method: Method, ask: &Ask<'_>) -> Changing<'_> {
         let nodes: Vec<u64> = self.changed_nodes(method, ask).into_iter().flatten().collect();
         if !nodes.is_empty() {
-            self.caches.state().leases.begin_change(&nodes);
+            let (invalid, unopened) = {
+                let mut state = self.caches.state();
+                let unopened: Vec<u64> = nodes.iter().flat_map(|node| state.opens.take_unopened(*node)).collect();
+                (state.leases.begin_change(&nodes, now()), unopened)
+            };
+            for node in invalid {
+                self.caches.invalidate(node, Invalid::Attributes, || false);
+            }
+            self.open_at_server(&unopened);
         }
         Changing { caches: &self.caches, nodes }
     }
@@ -201,11 +217,14 @@ impl Client {
     }
 
     /// Takes leases from now on, and answers recalls in a thread of its own until the client is closed or dropped. Attributes and
-    /// names are then kept while the server says so.
+    /// names are then kept while the server says so, and data by the kernel of a mount, if there is one.
     ///
     /// # Errors
     /// No thread.
-    pub fn keep_caches(self: &Arc<Self>) -> std::io::Result<()> {
+    pub fn keep_caches(self: &Arc<Self>, kernel: Option<Arc<dyn KernelCache>>) -> std::io::Result<()> {
+        if let Some(kernel) = kernel {
+            self.caches.kernel.set(kernel);
+        }
         let client = Arc::downgrade(self);
         std::thread::Builder::new().name("byway-recalls".to_owned()).spawn(move || serve_recalls(&client))?;
         Ok(())
@@ -248,9 +267,24 @@ impl Client {
         }
     }
 
+    /// Calls that were sent to the server, but for those that only renew leases or wait for recalls.
+    pub fn messages(&self) -> u64 {
+        self.connection.calls().saturating_sub(self.caches.renewals.load(Ordering::Relaxed))
+    }
+
+    /// A lease is recalled: returns when nothing is used by it any more.
+    fn recalled(&self, lease: Lease) {
+        let Some((node, invalid, unopened)) = self.caches.recalled(lease) else { return };
+        if let Some(what) = invalid {
+            self.caches.invalidate(node, what, || self.table().remote(node).is_some());
+        }
+        self.open_at_server(&unopened);
+    }
+
     /// Says something to the server if leases are held and nothing was said for a while.
     fn renew_leases(&self) {
         if self.caches.state().leases.needs_renewal(now()) {
+            self.caches.renewals.fetch_add(1, Ordering::Relaxed);
             // Whatever the answer is.
             let _ = self.ask(Method::GetAttributes, &Self::on_node(Caller::default(), ROOT));
         }
@@ -279,6 +313,7 @@ fn serve_recalls(client: &Weak<Client>) {
             }
             let Some(this) = client.upgrade() else { return };
             this.renew_leases();
+            this.drop_expired_pages();
         };
         let Some(this) = client.upgrade() else { return };
         match answer {
@@ -287,7 +322,7 @@ fn serve_recalls(client: &Weak<Client>) {
                 returned.clear();
                 for bytes in reply.payload.as_chunks::<{ size_of::<Lease>() }>().0 {
                     let Ok(lease) = Lease::read_from_bytes(bytes) else { continue };
-                    this.caches.recalled(lease);
+                    this.recalled(lease);
                     returned.push(lease);
                 }
             }

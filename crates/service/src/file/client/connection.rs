@@ -99,6 +99,8 @@ pub(super) struct ServerConnection {
     name: ClientName,
     /// When the last call was sent that was answered, by the clock of leases.
     heard: AtomicU64,
+    /// Calls that were sent.
+    calls: AtomicU64,
     /// The server process of the last session that worked.
     instance: AtomicU64,
     pub(super) rpc: Rpc,
@@ -124,6 +126,7 @@ impl ServerConnection {
             server,
             name: Random::from_kernel().bytes16(),
             heard: AtomicU64::new(caches::now().nanos()),
+            calls: AtomicU64::new(0),
             instance: AtomicU64::new(NO_INSTANCE),
             rpc,
             buffers: Buffers::default(),
@@ -275,6 +278,11 @@ impl ServerConnection {
         self.heard.fetch_max(sent.nanos(), Ordering::AcqRel);
     }
 
+    /// Calls that were sent.
+    pub(super) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
+    }
+
     /// The session of that number has ended.
     pub(super) fn lose(&self, number: u64) {
         let mut state = self.state();
@@ -334,7 +342,10 @@ impl ServerConnection {
             _ => Deadline::after(self.times.short),
         };
         let op = match self.rpc.call(session, &call, deadline) {
-            Ok(op) => op,
+            Ok(op) => {
+                self.calls.fetch_add(1, Ordering::Relaxed);
+                op
+            }
             Err(SubmitError::Busy) => return Err(Failure::Call(CallError::Busy)),
             Err(SubmitError::TooLong) => return Err(Failure::Call(rustix::io::Errno::TOOBIG.into())),
             Err(SubmitError::Unsupported) => return Err(Failure::Call(CallError::NotServed(NO_FILES))),

@@ -12,6 +12,7 @@ use super::super::wire::{
     read_directory,
 };
 use super::connection::{Failure, Live};
+use super::leases::Fact;
 use super::table::{Opened, Remote};
 use super::{Ask, Caller, Client, Found, entry_of, handle_of, number_of};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_TRANSFER_MAX};
@@ -256,7 +257,13 @@ impl Client {
     /// Closes a file or directory. A server that is away is told when it is back.
     pub fn close_handle(&self, handle: u64) {
         self.openers.closed(handle);
-        let Some(remote) = self.table().close(handle) else { return };
+        let (node, remote) = {
+            let mut table = self.table();
+            let Some((_, opened)) = table.handle(handle) else { return };
+            let Some(remote) = table.close(handle) else { return };
+            (opened.node, remote)
+        };
+        self.caches.closed(handle, node);
         let told = self.connection.now().ok_or(Failure::NotSent).and_then(|live| {
             let told = self.close_remote(live, remote);
             if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
@@ -468,7 +475,13 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn access(&self, caller: Caller<'_>, node: u64, rights: u32) -> Result<(), Errno> {
-        self.ask(Method::Access, &Ask { mode: rights, ..Self::on_node(caller, node) }).map(|_| ())
+        if self.knows(caller, node, &Fact::Right(rights)) {
+            return Ok(());
+        }
+        let ticket = self.ticket(node);
+        self.ask(Method::Access, &Ask { mode: rights, ..Self::on_node(caller, node) })?;
+        self.learn_fact(caller, ticket, node, Fact::Right(rights));
+        Ok(())
     }
 
     /// `fallocate(2)`.

@@ -4,19 +4,25 @@
 //! *sent*. The contents of an answer are kept only if the lease was held from when the server read them until now. An answer
 //! that was overtaken by a recall, a change of this client, or the end of the session is given to its caller and not kept.
 //!
-//! The kernel asks for attributes before each read through its page cache (its attributes are never valid), and that is
-//! where pages are checked: [`Leases::has_fresh_pages`] says whether all pages of a node were read under a lease that is
-//! still held. If not, they are dropped before the attributes are answered ([`Leases::begin_drop`]). A recall drops them
-//! too, before it is answered.
+//! The kernel may use attributes without asking for as long as [`Leases::believed`] says: at most until the lease ends if it is not
+//! renewed. A recall, a change of this client's own and the end of the session invalidate them before.
+//!
+//! Before a read through its page cache the kernel asks for attributes that are not valid, and that is where pages are checked:
+//! [`Leases::has_fresh_pages`] says whether all pages of a node were read under a lease that holds. If not, they are dropped before
+//! the attributes are answered ([`Leases::begin_drop`]), and the kernel gets no valid attributes before. So valid attributes say that
+//! the pages are fresh, too. A recall drops pages before it is answered. Listings of directories are pages of these.
 //!
 //! `A` is the type of a file's attributes.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-use crate::limits::{FILE_ENTRIES_CACHED_MAX, FILE_LEASE_RENEWAL, FILE_LEASE_USE};
+use crate::limits::{
+    FILE_CONTENDED_TIME, FILE_ENTRIES_CACHED_MAX, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL, FILE_LEASE_USE,
+};
 
 /// A call under way that reads: what was held when it was sent.
 #[derive(Clone, Copy, Debug)]
@@ -49,9 +55,29 @@ pub enum OpenMode {
     Direct,
     /// Reads go through the page cache.
     Cached {
-        /// The pages that are there are good.
+        /// Opening drops no pages: those that are there are fresh.
         keep: bool,
     },
+}
+
+/// What a call has shown of a user and a node, for as long as the node does not change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fact {
+    /// The user has these rights: bits of `access(2)`.
+    Right(u32),
+    /// The node has no extended attribute of this name.
+    NoXattr(Vec<u8>),
+    /// A list of the node's extended attributes is empty.
+    NoXattrs,
+}
+
+/// What the kernel has to drop of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Invalid {
+    /// Attributes that it may use without asking.
+    Attributes,
+    /// These and all pages: [`Leases::begin_drop`] is called before, [`Leases::end_drop`] after.
+    Pages,
 }
 
 /// A name that is cached.
@@ -87,12 +113,28 @@ struct Node<A> {
     changes: u32,
     attributes: Option<A>,
     entries: HashMap<Vec<u8>, Option<u64>>,
+    /// By user.
+    facts: Vec<(Vec<u32>, Fact)>,
     pages: Pages,
+    /// Until when the kernel may use attributes without asking.
+    kernel_until: Instant,
+    /// Until when files are opened past the cache: others change it.
+    contended_until: Instant,
 }
 
 impl<A> Default for Node<A> {
     fn default() -> Self {
-        Self { lease: None, event: 0, changes: 0, attributes: None, entries: HashMap::new(), pages: Pages::default() }
+        Self {
+            lease: None,
+            event: 0,
+            changes: 0,
+            attributes: None,
+            entries: HashMap::new(),
+            facts: Vec::new(),
+            pages: Pages::default(),
+            kernel_until: Instant::ZERO,
+            contended_until: Instant::ZERO,
+        }
     }
 }
 
@@ -118,6 +160,28 @@ impl<A> Default for Leases<A> {
 }
 
 impl<A: Clone> Leases<A> {
+    /// The session has ended. Gives what the kernel has to drop before the next one begins: the server takes the leases for returned
+    /// then. Pages of mapped files may go after that.
+    pub fn end_session(&mut self, now: Instant) -> Vec<(u64, Invalid)> {
+        self.begin_session(0);
+        let mut invalid = Vec::new();
+        for (number, node) in &self.nodes {
+            let attributes = node.has_kernel_attributes(now) && !seeded::is(Bug::KernelAttributesOfOldSession);
+            if node.pages.is_mapped_perhaps() {
+                invalid.push((*number, Invalid::Pages));
+            } else if attributes {
+                invalid.push((*number, Invalid::Attributes));
+            }
+        }
+        invalid
+    }
+
+    /// Nodes whose pages programs may have mapped although the lease has run out: their pages are to be dropped.
+    pub fn expired(&self, now: Instant) -> Vec<u64> {
+        let expired = |node: &Node<A>| node.pages.is_mapped_perhaps() && !self.holds(node, now);
+        self.nodes.iter().filter(|(_, node)| expired(node)).map(|(number, _)| *number).collect()
+    }
+
     /// A session begins: leases of earlier ones are over.
     pub fn begin_session(&mut self, epoch: u64) {
         if seeded::is(Bug::LeaseOfOldSession) && self.epoch != 0 {
@@ -222,6 +286,42 @@ impl<A: Clone> Leases<A> {
         self.nodes.get(&node).filter(|node| self.holds(node, now))?.attributes.clone()
     }
 
+    /// The attributes of a node if they may be believed, and for how long the kernel may use them without asking.
+    pub fn believed(&mut self, node: u64, now: Instant) -> Option<(A, Duration)> {
+        let attributes = self.attributes(node, now)?;
+        let fresh = self.has_fresh_pages(node, now) || seeded::is(Bug::KernelAttributesWithStalePages);
+        let until = if seeded::is(Bug::KernelAttributesBeyondLease) { now + FILE_LEASE_USE } else { self.until };
+        let known = self.nodes.get_mut(&node)?;
+        // Reads while it is open for writing may leave pages that a recall does not drop.
+        if !fresh || known.pages.writers > 0 {
+            return Some((attributes, Duration::ZERO));
+        }
+        known.kernel_until = known.kernel_until.max(until);
+        Some((attributes, until.since(now)))
+    }
+
+    /// A user's call with the ticket has shown something of a node.
+    pub fn learn_fact(&mut self, ticket: Ticket, node: u64, user: &[u32], fact: Fact) {
+        if ticket.epoch != self.epoch || self.event_of(node) > ticket.event {
+            return;
+        }
+        let epoch = self.epoch;
+        let Some(known) = self.nodes.get_mut(&node).filter(|node| node.changes == 0) else { return };
+        let held = known.lease.filter(|lease| lease.0 == epoch).map(|lease| lease.1);
+        if held.is_none() || held != ticket.version {
+            return;
+        }
+        if known.facts.len() < FILE_FACTS_CACHED_MAX && !known.facts.iter().any(|one| one.0 == user && one.1 == fact) {
+            known.facts.push((user.to_vec(), fact));
+        }
+    }
+
+    /// Whether something is known of a user and a node.
+    pub fn knows(&self, node: u64, user: &[u32], fact: &Fact, now: Instant) -> bool {
+        let Some(known) = self.nodes.get(&node).filter(|node| self.holds(node, now)) else { return false };
+        known.facts.iter().any(|(other, known)| other == user && known.implies(fact))
+    }
+
     /// What a directory has under a name, if that may be believed.
     pub fn entry(&self, directory: u64, name: &[u8], now: Instant) -> Option<CachedEntry<A>> {
         let known = self.nodes.get(&directory).filter(|node| self.holds(node, now))?;
@@ -231,14 +331,21 @@ impl<A: Clone> Leases<A> {
         }
     }
 
-    /// This client is about to change nodes: nothing of them is believed, from before the call is sent until it has ended.
-    pub fn begin_change(&mut self, nodes: &[u64]) {
+    /// This client is about to change nodes: nothing of them is believed, from before the call is sent until it has ended. Gives those
+    /// whose attributes the kernel has to drop before the call is sent.
+    pub fn begin_change(&mut self, nodes: &[u64], now: Instant) -> Vec<u64> {
+        let mut invalid = Vec::new();
         for node in nodes {
             self.node(*node).changes += 1;
             if !seeded::is(Bug::LeaseDuringOwnChange) {
                 self.give_up(*node);
             }
+            let kept = seeded::is(Bug::KernelAttributesDuringOwnChange);
+            if self.node(*node).has_kernel_attributes(now) && !kept {
+                invalid.push(*node);
+            }
         }
+        invalid
     }
 
     /// The call has ended, as far as this client knows.
@@ -251,17 +358,23 @@ impl<A: Clone> Leases<A> {
         }
     }
 
-    /// A lease is recalled. True if the kernel's pages are to be dropped ([`Leases::begin_drop`]) before that is answered.
-    pub fn recalled(&mut self, node: u64) -> bool {
+    /// A lease is recalled. Gives what the kernel has to drop before that is answered.
+    pub fn recalled(&mut self, node: u64, now: Instant) -> Option<Invalid> {
         if !self.nodes.contains_key(&node) {
             self.recalled_unknown();
-            return false;
+            return None;
         }
-        let Some(pages) = self.give_up(node) else { return false };
-        if seeded::is(Bug::RecallBeforeInvalidation) {
-            return false;
+        self.give_up(node);
+        let known = self.nodes.get_mut(&node)?;
+        known.contended_until = now + FILE_CONTENDED_TIME;
+        let pages = &known.pages;
+        // Dirty pages of a mapped file would be written, which may wait for other clients' leases, and they for this one.
+        let drops_pages = pages.writers == 0 && (pages.filled || pages.dropping > 0);
+        let attributes = known.has_kernel_attributes(now) && !seeded::is(Bug::KernelAttributesAfterRecall);
+        if drops_pages && !seeded::is(Bug::RecallBeforeInvalidation) {
+            return Some(Invalid::Pages);
         }
-        pages.writers == 0 && (pages.filled || pages.dropping > 0)
+        attributes.then_some(Invalid::Attributes)
     }
 
     /// A lease on a node is recalled that this client does not know: it may have been granted with an answer that comes yet.
@@ -270,14 +383,13 @@ impl<A: Clone> Leases<A> {
         self.unknown_event = self.events;
     }
 
-    fn give_up(&mut self, node: u64) -> Option<&Pages> {
+    fn give_up(&mut self, node: u64) {
         self.events += 1;
-        let known = self.nodes.get_mut(&node)?;
+        let Some(known) = self.nodes.get_mut(&node) else { return };
         known.event = self.events;
         known.lease = None;
         self.entry_count -= known.clear();
-        known.pages.untrusted |= !seeded::is(Bug::RecallBeforeInvalidation);
-        Some(&known.pages)
+        known.pages.untrusted |= known.pages.filled && !seeded::is(Bug::RecallBeforeInvalidation);
     }
 
     /// A node is not used any more.
@@ -290,16 +402,16 @@ impl<A: Clone> Leases<A> {
 
     /// A file is to be opened for writing, or a write of it begins: pages are not believed while it is.
     pub fn begin_writer(&mut self, node: u64) {
-        let known = self.node(node);
-        known.pages.writers += 1;
-        known.pages.untrusted = true;
+        let pages = &mut self.node(node).pages;
+        pages.writers += 1;
+        pages.untrusted |= pages.filled;
     }
 
     /// It was closed, or not opened.
     pub fn end_writer(&mut self, node: u64) {
         if let Some(known) = self.nodes.get_mut(&node) {
             known.pages.writers = known.pages.writers.saturating_sub(1);
-            known.pages.untrusted = true;
+            known.pages.untrusted |= known.pages.filled;
         }
     }
 
@@ -308,7 +420,7 @@ impl<A: Clone> Leases<A> {
         let leased = self.is_leased(node, now);
         let keep = self.has_fresh_pages(node, now);
         match self.nodes.get_mut(&node) {
-            Some(known) if leased && known.pages.writers == 0 => {
+            Some(known) if leased && known.pages.writers == 0 && now >= known.contended_until => {
                 known.pages.cached += 1;
                 OpenMode::Cached { keep }
             }
@@ -351,16 +463,18 @@ impl<A: Clone> Leases<A> {
         !pages.untrusted && pages.dropping == 0 && (!pages.filled || self.holds(known, now))
     }
 
-    /// Whether a node has open files that read through the cache.
-    pub fn has_readers(&self, node: u64) -> bool {
-        self.nodes.get(&node).is_some_and(|node| node.pages.cached > 0)
+    /// Whether the kernel could read pages of a node that are not fresh: they are to be dropped before its attributes are answered.
+    pub fn has_stale_pages(&self, node: u64, now: Instant) -> bool {
+        let has_readers = self.nodes.get(&node).is_some_and(|node| node.pages.cached > 0);
+        has_readers && !self.has_fresh_pages(node, now)
     }
 
     /// The kernel is about to be told to drop all pages of a node.
     pub fn begin_drop(&mut self, node: u64) {
-        let pages = &mut self.node(node).pages;
-        (pages.untrusted, pages.filled) = (false, false);
-        pages.dropping += 1;
+        if let Some(known) = self.nodes.get_mut(&node) {
+            (known.pages.untrusted, known.pages.filled) = (false, false);
+            known.pages.dropping += 1;
+        }
     }
 
     /// It has dropped those that were there when it was told; `false` if it could not.
@@ -373,9 +487,32 @@ impl<A: Clone> Leases<A> {
 }
 
 impl<A> Node<A> {
-    /// Forgets attributes and entries; gives how many entries.
+    /// Whether the kernel may use attributes without asking. Stays so when it was told to drop them: another thread, for which they
+    /// have to go too, cannot know that it has done so.
+    fn has_kernel_attributes(&self, now: Instant) -> bool {
+        now < self.kernel_until
+    }
+
+    /// Forgets attributes, entries and facts; gives how many entries.
     fn clear(&mut self) -> usize {
         self.attributes = None;
+        self.facts.clear();
         std::mem::take(&mut self.entries).len()
+    }
+}
+
+impl Fact {
+    fn implies(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Right(all), Self::Right(some)) => all & some == *some,
+            _ => self == other,
+        }
+    }
+}
+
+impl Pages {
+    /// Whether programs may have mapped pages that were believed.
+    fn is_mapped_perhaps(&self) -> bool {
+        self.filled && !self.untrusted && self.cached > 0 && self.writers == 0
     }
 }

@@ -13,6 +13,7 @@ mod caches;
 mod connection;
 mod files;
 mod held_locks;
+mod kernel;
 pub mod leases;
 mod list;
 mod locking;
@@ -22,7 +23,7 @@ mod table;
 mod unsynced;
 mod xattrs;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use byway_fabric::node::NodeError;
@@ -35,6 +36,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use self::caches::Caches;
 use self::connection::{Failure, Live, Server, ServerConnection};
 pub use self::files::Listed;
+pub use self::kernel::KernelCache;
 pub use self::list::{ListedShare, list};
 pub use self::locking::{LockKind, LockRange, Locked};
 use self::opener::{Opener, Openers};
@@ -145,7 +147,7 @@ pub struct Client {
     unclosed: Mutex<Vec<Remote>>,
     openers: Openers,
     slots: SlotPool,
-    caches: Caches,
+    caches: Arc<Caches>,
 }
 
 /// A call, before the server's names are put in.
@@ -184,7 +186,7 @@ impl Client {
             unclosed: Mutex::default(),
             openers: Openers::default(),
             slots: SlotPool::default(),
-            caches: Caches::default(),
+            caches: Arc::default(),
         };
         client.connection.open(&mut |live, root| client.attached(live, root))?;
         Ok(client)
@@ -238,7 +240,7 @@ impl Client {
 
     /// The session of that number has ended.
     fn lose(&self, number: u64) {
-        // Before there is another: the server gives leases of the old one to others then.
+        // Before there is another: the server takes the leases of the old one for returned then.
         self.caches.end_session(number);
         self.connection.lose(number);
     }

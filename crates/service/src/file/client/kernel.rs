@@ -1,0 +1,284 @@
+//! The cache that the kernel of a mount has: files that are opened for it, and what it has to drop.
+//!
+//! A file or directory that a user may read, as an earlier call under the same lease has shown, is opened without a message: the server
+//! opens it when a read needs it. Until then a change could take the file away, so such files are opened at the server before the lease
+//! is returned, and before this client changes them.
+
+use std::collections::HashMap;
+use std::sync::mpsc;
+use std::sync::{Arc, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+use byway_reactor::Errno;
+use rustix::fs::OFlags;
+
+use super::super::wire::Attributes;
+use super::caches::{Caches, now};
+use super::leases::{Fact, Invalid, Leases, OpenMode, PageRead, Ticket};
+use super::table::{Opened, Remote};
+use super::{Caller, Client, Found};
+use crate::limits::FILE_LEASE_USE;
+
+/// What the kernel of a mount has cached.
+pub trait KernelCache: Send + Sync + std::fmt::Debug {
+    /// The kernel asks for a node's attributes before it uses them again. Waits for no request of the mount. False if the kernel does
+    /// not know the node.
+    fn drop_attributes(&self, node: u64) -> bool;
+
+    /// The same, and drops all pages. Waits for reads of them that are under way. False if the kernel does not know the node.
+    fn drop_pages(&self, node: u64) -> bool;
+}
+
+/// How long the kernel may take to put in a node that it was told of.
+const UNKNOWN_TIME_MAX: Duration = Duration::from_millis(100);
+const UNKNOWN_PAUSE: Duration = Duration::from_millis(1);
+
+/// `R_OK` of `access(2)`.
+const READ: u32 = 4;
+
+/// Flags that ask nothing of the server beyond reading.
+const PLAIN_FLAGS: OFlags =
+    OFlags::LARGEFILE.union(OFlags::NOFOLLOW).union(OFlags::NONBLOCK).union(OFlags::CLOEXEC).union(OFlags::DIRECTORY);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Use {
+    Reader,
+    Writer,
+}
+
+/// Open files of a mount.
+#[derive(Debug, Default)]
+pub(super) struct Opens {
+    uses: HashMap<u64, (u64, Use)>,
+    /// Open files that the server does not know, by their node.
+    unopened: HashMap<u64, Vec<u64>>,
+}
+
+impl Opens {
+    pub(super) fn take_unopened(&mut self, node: u64) -> Vec<u64> {
+        self.unopened.remove(&node).unwrap_or_default()
+    }
+
+    /// A handle was closed.
+    pub(super) fn closed(&mut self, handle: u64, node: u64, leases: &mut Leases<Attributes>) {
+        match self.uses.remove(&handle) {
+            Some((node, Use::Reader)) => leases.end_reader(node),
+            Some((node, Use::Writer)) => leases.end_writer(node),
+            None => {}
+        }
+        if let Some(unopened) = self.unopened.get_mut(&node) {
+            unopened.retain(|other| *other != handle);
+            if unopened.is_empty() {
+                self.unopened.remove(&node);
+            }
+        }
+    }
+}
+
+/// The kernel, once the mount works.
+#[derive(Debug, Default)]
+pub(super) struct Kernel(OnceLock<Arc<dyn KernelCache>>);
+
+impl Kernel {
+    pub(super) fn set(&self, kernel: Arc<dyn KernelCache>) {
+        // A client has one mount.
+        let _ = self.0.set(kernel);
+    }
+}
+
+impl Caches {
+    /// Has the kernel drop something. A node that it does not know may be in an answer that it has not taken yet: `is_known` says whether
+    /// that can be.
+    pub(super) fn invalidate(&self, node: u64, what: Invalid, is_known: impl Fn() -> bool) {
+        let Some(kernel) = self.kernel.0.get() else { return };
+        if what == Invalid::Pages {
+            self.state().leases.begin_drop(node);
+        }
+        let end = Instant::now() + UNKNOWN_TIME_MAX;
+        let drops = || match what {
+            Invalid::Attributes => kernel.drop_attributes(node),
+            Invalid::Pages => kernel.drop_pages(node),
+        };
+        while !drops() && is_known() && Instant::now() < end {
+            std::thread::park_timeout(UNKNOWN_PAUSE);
+        }
+        if what == Invalid::Pages {
+            self.state().leases.end_drop(node, true);
+        }
+    }
+
+    /// A session has ended: returns when the kernel uses nothing of it without asking.
+    pub(super) fn end_session(self: &Arc<Self>, number: u64) {
+        // Threads that come here later wait for the first: behind this there may be a new session.
+        let _ending = self.ending.lock().unwrap_or_else(PoisonError::into_inner);
+        let invalid = {
+            let mut state = self.state();
+            if state.session != number {
+                return;
+            }
+            state.session = 0;
+            state.names.clear();
+            state.leases.end_session(now())
+        };
+        if invalid.is_empty() || self.kernel.0.get().is_none() {
+            return;
+        }
+        // The calling thread may serve the kernel, which this could wait for: then the kernel's times end first.
+        let (this, (done, ended)) = (Arc::clone(self), mpsc::channel());
+        let work = move || {
+            for (node, _) in &invalid {
+                this.invalidate(*node, Invalid::Attributes, || false);
+            }
+            let _ = done.send(());
+            for (node, what) in invalid.into_iter().filter(|(_, what)| *what == Invalid::Pages) {
+                this.invalidate(node, what, || false);
+            }
+        };
+        if std::thread::Builder::new().name("byway-session-end".to_owned()).spawn(work).is_err() {
+            tracing::warn!(
+                "no thread to tell the kernel that the session has ended: waiting until its leases have ended"
+            );
+        }
+        let _ = ended.recv_timeout(FILE_LEASE_USE);
+    }
+}
+
+impl Client {
+    /// The user, as rights are kept.
+    fn user(&self, caller: Caller<'_>) -> Vec<u32> {
+        if !self.wants_groups() {
+            return Vec::new();
+        }
+        [caller.uid, caller.gid].into_iter().chain(caller.groups.iter().copied()).collect()
+    }
+
+    /// Opens a file for the kernel of a mount, which is told the mode.
+    ///
+    /// # Errors
+    /// See [`Client::open`].
+    pub fn open_for_kernel(&self, caller: Caller<'_>, node: u64, flags: u32) -> Result<(u64, OpenMode), Errno> {
+        if flags & (OFlags::ACCMODE | OFlags::TRUNC).bits() != 0 {
+            self.caches.state().leases.begin_writer(node);
+            let opened = self.open(caller, node, flags);
+            let mut state = self.caches.state();
+            match opened {
+                Ok(handle) => _ = state.opens.uses.insert(handle, (node, Use::Writer)),
+                Err(_) => state.leases.end_writer(node),
+            }
+            return opened.map(|handle| (handle, OpenMode::Direct));
+        }
+        let opened = Opened { node, flags, directory: false };
+        self.open_reader(caller, opened, || self.open(caller, node, flags))
+    }
+
+    /// Opens a directory for the kernel of a mount, which is told the mode.
+    ///
+    /// # Errors
+    /// See [`Client::open_directory`].
+    pub fn open_directory_for_kernel(&self, caller: Caller<'_>, node: u64) -> Result<(u64, OpenMode), Errno> {
+        let opened = Opened { node, flags: 0, directory: true };
+        self.open_reader(caller, opened, || self.open_directory(caller, node))
+    }
+
+    fn open_reader(
+        &self,
+        caller: Caller<'_>,
+        opened: Opened,
+        open: impl FnOnce() -> Result<u64, Errno>,
+    ) -> Result<(u64, OpenMode), Errno> {
+        let (node, user) = (opened.node, self.user(caller));
+        let handle = if let Some(handle) = self.open_without_message(caller, opened, &user) {
+            handle
+        } else {
+            let ticket = self.ticket(node);
+            let handle = open()?;
+            self.caches.state().leases.learn_fact(ticket, node, &user, Fact::Right(READ));
+            handle
+        };
+        let mut state = self.caches.state();
+        let mode = state.leases.begin_reader(node, now());
+        if mode != OpenMode::Direct {
+            state.opens.uses.insert(handle, (node, Use::Reader));
+        }
+        Ok((handle, mode))
+    }
+
+    /// Opens what the user is known to be allowed to read.
+    fn open_without_message(&self, caller: Caller<'_>, opened: Opened, user: &[u32]) -> Option<u64> {
+        if OFlags::from_bits_retain(opened.flags).difference(PLAIN_FLAGS) != OFlags::empty() {
+            return None;
+        }
+        let mut state = self.caches.state();
+        if !state.leases.knows(opened.node, user, &Fact::Right(READ), now()) {
+            return None;
+        }
+        // No session has this epoch: the first call that needs the server opens it there.
+        let handle = self.table().open(opened, Remote::default());
+        self.openers.opened(handle, caller);
+        state.opens.unopened.entry(opened.node).or_default().push(handle);
+        Some(handle)
+    }
+
+    /// Opens files at the server that were opened without it, before it changes them.
+    pub(super) fn open_at_server(&self, handles: &[u64]) {
+        for handle in handles {
+            // One that has gone meanwhile is stale when it is used.
+            let _ = self.live().and_then(|live| self.remote_handle(live, Caller::default(), *handle));
+        }
+    }
+
+    /// A file was made and opened for the kernel of a mount.
+    pub fn created_for_kernel(&self, node: u64, handle: u64) {
+        let mut state = self.caches.state();
+        state.leases.begin_writer(node);
+        state.opens.uses.insert(handle, (node, Use::Writer));
+    }
+
+    /// Attributes of a node that was just found, and for how long the kernel may use them without asking.
+    pub fn believed(&self, found: &Found) -> (Attributes, Duration) {
+        let believed = self.caches.state().leases.believed(found.node, now());
+        believed.unwrap_or((found.attributes, Duration::ZERO))
+    }
+
+    /// A read of a file or a listing begins that the kernel may put into its cache.
+    pub fn begin_page_read(&self, node: u64) -> PageRead {
+        self.caches.state().leases.begin_read(node, now())
+    }
+
+    /// Its bytes are about to be given to the kernel. False if they may be old by then, and programs that have mapped the file could go
+    /// on seeing them: then [`Client::drop_stale_pages`] is due.
+    pub fn end_page_read(&self, node: u64, read: PageRead) -> bool {
+        let mut state = self.caches.state();
+        state.leases.end_read(node, read, now()) || !state.leases.has_stale_pages(node, now())
+    }
+
+    /// Whether the kernel has pages of a node that [`Client::drop_stale_pages`] has to drop before the node's attributes are answered.
+    pub fn has_stale_pages(&self, node: u64) -> bool {
+        self.caches.state().leases.has_stale_pages(node, now())
+    }
+
+    /// Has the kernel drop its pages of a node. Waits for reads of these: the calling thread must not be one that answers them.
+    pub fn drop_stale_pages(&self, node: u64) {
+        self.caches.invalidate(node, Invalid::Pages, || false);
+    }
+
+    /// Drops pages that programs may have mapped although the lease has ended.
+    pub(super) fn drop_expired_pages(&self) {
+        let expired = self.caches.state().leases.expired(now());
+        for node in expired {
+            self.caches.invalidate(node, Invalid::Pages, || false);
+        }
+    }
+
+    /// Whether something is known of the user and a node.
+    pub(super) fn knows(&self, caller: Caller<'_>, node: u64, fact: &Fact) -> bool {
+        let user = self.user(caller);
+        self.caches.state().leases.knows(node, &user, fact, now())
+    }
+
+    /// A call with the ticket has shown something of the user and a node.
+    pub(super) fn learn_fact(&self, caller: Caller<'_>, ticket: Ticket, node: u64, fact: Fact) {
+        let user = self.user(caller);
+        self.caches.state().leases.learn_fact(ticket, node, &user, fact);
+    }
+}
