@@ -137,7 +137,7 @@ fn a_change_waits_for_leases_of_the_process_before() {
     let server = Server::start(tcp(), shares());
     let cable = Cable::to(&server.at);
     let (one, two) = (connect(&cable.at), connect(&server.at));
-    one.keep_caches().unwrap();
+    one.keep_caches(None).unwrap();
     chmod(&two, 0o640);
     let node = one.look_up(ME, ROOT, b"file").unwrap().node;
     until("a lease", || listed(below.path()) == 1);
