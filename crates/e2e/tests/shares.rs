@@ -117,9 +117,9 @@ fn what_cannot_be_shared_is_said_at_the_start() {
     };
     let missing = format!("home={}", rig.path("missing"));
     let listen = ["--listen", "tcp://127.0.0.1:0"];
-    refused(&["--share", &missing, listen[0], listen[1]], "name a directory that is there");
+    refused(&["--share", &missing, listen[0], listen[1]], "name a directory that exists");
     let file = format!("home={}", rig.path("shared/a/file"));
-    refused(&["--share", &file, listen[0], listen[1]], "name a directory that is there");
+    refused(&["--share", &file, listen[0], listen[1]], "name a directory that exists");
     let home = format!("home={}", rig.path("shared"));
     refused(&["--share", &home, "--nbd", "tcp://127.0.0.1:0"], "give --listen");
     refused(&["--share", &home], "give --listen");
