@@ -127,6 +127,10 @@ pub enum Bug {
     DsmAloneWithOldCopy,
     /// A fence drops no copies.
     DsmFenceKeepsCopies,
+    /// Shared memory: the next holder of a lock does not hear that the one before has fenced.
+    DsmFenceNotPassedOn,
+    /// Shared memory: a fence of another rank drops a page whose home may be about to leave it to this rank alone.
+    DsmLatePageDropped,
     /// The program passes a lock before a page that it must lose has left it.
     DsmFlushNotAwaited,
     /// The server of files grants a lease while a change of the file is under way.
@@ -277,7 +281,7 @@ impl Bug {
     ];
 
     /// Those of shared memory with release consistency.
-    pub const DSM_RELEASE: [Self; 15] = [
+    pub const DSM_RELEASE: [Self; 17] = [
         Self::DsmNoticesLost,
         Self::DsmNoticesNotPassedOn,
         Self::DsmNoticesForgottenEarly,
@@ -292,6 +296,8 @@ impl Bug {
         Self::DsmRecalledNotProtected,
         Self::DsmAloneWithOldCopy,
         Self::DsmFenceKeepsCopies,
+        Self::DsmFenceNotPassedOn,
+        Self::DsmLatePageDropped,
         Self::DsmFlushNotAwaited,
     ];
 

@@ -28,7 +28,7 @@ fn every_seeded_bug_is_caught() {
 fn run_released(bug: Option<Bug>, seed: u64) -> Result<(), String> {
     seeded::select(bug);
     let litmus = Words::ALL.into_iter().flat_map(catalogue).nth(seed as usize % 16).expect("8 programs twice");
-    for job in [programs::race_free(seed), programs::racing(seed), litmus.released()] {
+    for job in [programs::race_free(seed), programs::racing(seed), programs::fence_then_lock(), litmus.released()] {
         run(&job, seed).map_err(|broken| broken.0)?;
     }
     for job in [litmus.fenced(), litmus.locked()] {

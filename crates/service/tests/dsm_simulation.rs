@@ -92,6 +92,15 @@ fn with_release_consistency_fences_and_locks_forbid_what_one_order_forbids() {
     assert!(weak.contains("SB"), "without fences, release consistency shows only {weak:?}");
 }
 
+#[test]
+fn a_lock_passes_on_what_a_fence_has_shown() {
+    for seed in 1..=LITMUS_SEEDS {
+        if let Err(broken) = run(&programs::fence_then_lock(), seed) {
+            panic!("seed {seed}: {}", broken.0);
+        }
+    }
+}
+
 /// The checker itself: it refuses each forbidden outcome of the catalogue.
 #[test]
 fn the_checker_refuses_what_no_order_explains() {

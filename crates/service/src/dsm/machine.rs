@@ -225,7 +225,14 @@ impl Machine {
     pub fn flushed(&mut self, page: Page) {
         let Pages::Release(pages) = &mut self.pages else { return };
         pages.flushed(page);
-        if pages.is_acquired() {
+        self.end_acquiring();
+    }
+
+    /// The program goes on where all pages that it had to lose have left it.
+    fn end_acquiring(&mut self) {
+        if let Pages::Release(pages) = &self.pages
+            && pages.is_acquired()
+        {
             self.out.actions.extend(self.acquiring.drain(..));
         }
     }
@@ -383,10 +390,12 @@ impl Machine {
             | Message::Difference { .. }
             | Message::Differed { .. }
             | Message::Notices => {
-                return match &mut self.pages {
+                let done = match &mut self.pages {
                     Pages::Sequential(pages) => pages.handle(from, message, payload, &mut self.out),
                     Pages::Release(pages) => pages.handle(from, message, payload, &mut self.out),
                 };
+                self.end_acquiring();
+                return done;
             }
             Message::Lock { lock } => self.locks.asked(from, lock, &mut outbox)?,
             Message::Unlock { lock } => self.locks.returned(from, lock, &mut outbox),

@@ -57,6 +57,9 @@ pub(super) struct Release {
     next_difference: u64,
     /// Pages whose differences are not on their way yet, as a device has them pinned: how many.
     flushing: HashMap<Page, usize>,
+    /// Pages that the program has to lose when their homes have acknowledged its differences: with an answer to one, a home may make
+    /// this rank alone with the page, which needs a copy. Until then the program does not store to them.
+    late: BTreeSet<Page>,
     /// Of each barrier: the mark of the notices at this rank's last arrival, and at the one before.
     marks: HashMap<u32, (u64, u64)>,
 }
@@ -73,15 +76,19 @@ impl Release {
             by_page: HashMap::new(),
             next_difference: 0,
             flushing: HashMap::new(),
+            late: BTreeSet::new(),
             marks: HashMap::new(),
         }
     }
 
     /// The program's load or store has faulted.
     pub(super) fn fault(&mut self, page: Page, mode: Mode, out: &mut Outgoing) {
+        let is_late = self.late.contains(&page);
         let copy = self.copy(page);
         if copy.mode >= mode {
             out.install(page, copy.mode, Contents::Kept);
+        } else if is_late {
+            copy.asked = copy.asked.max(mode);
         } else if copy.mode == Mode::Read {
             out.count_fault(mode);
             if copy.is_alone {
@@ -149,29 +156,55 @@ impl Release {
     /// Drops the copies that are older than notices say: the program goes on behind a lock or barrier of another rank. It may when
     /// [`Release::is_acquired`] says so.
     pub(super) fn acquire(&mut self, out: &mut Outgoing) {
-        for (page, version) in self.notices.take_fresh() {
+        let Some(fresh) = self.notices.take_fresh() else { return self.invalidate_all(out) };
+        for (page, version) in fresh {
             if self.copies.get(&page).is_some_and(|copy| copy.version < version) {
                 self.invalidate(page, out);
             }
         }
     }
 
-    /// Drops the copies of all pages that other ranks may use. Looks at all pages that this rank has ever used.
+    /// The program fences. Drops the copies of all pages that other ranks may use. Looks at all pages that this rank has ever used.
     pub(super) fn acquire_all(&mut self, out: &mut Outgoing) {
         if seeded::is(Bug::DsmFenceKeepsCopies) {
             return;
         }
-        self.notices.take_fresh();
+        self.notices.fenced();
+        self.invalidate_all(out);
+    }
+
+    fn invalidate_all(&mut self, out: &mut Outgoing) {
         let mut pages: Vec<Page> = self.copies.keys().copied().collect();
         pages.sort_unstable();
         for page in pages {
-            self.invalidate(page, out);
+            let is_answered = !self.by_page.contains_key(&page) || seeded::is(Bug::DsmLatePageDropped);
+            if !is_answered && self.mode(page) > Mode::None {
+                self.late.insert(page);
+                if self.copy(page).is_dirty {
+                    self.flush(page, true, out);
+                }
+            } else {
+                self.invalidate(page, out);
+            }
         }
     }
 
-    /// Whether all pages that the program had to lose have left it: none waits for a device, nor behind a difference that does.
+    /// The last difference of a late page is acknowledged: the program loses it, and what it waits for is asked for.
+    fn end_late(&mut self, page: Page, out: &mut Outgoing) {
+        if self.by_page.contains_key(&page) || !self.late.remove(&page) {
+            return;
+        }
+        let asked = std::mem::replace(&mut self.copy(page).asked, Mode::None);
+        self.invalidate(page, out);
+        if asked > Mode::None {
+            self.fault(page, asked, out);
+        }
+    }
+
+    /// Whether all pages that the program had to lose have left it: none waits for a device or a home's answer, nor behind a difference that
+    /// waits for a device.
     pub(super) fn is_acquired(&self) -> bool {
-        self.flushing.is_empty()
+        self.flushing.is_empty() && self.late.is_empty()
     }
 
     /// A difference is on its way.
@@ -339,10 +372,11 @@ impl Release {
         let copy = self.copy(page);
         copy.is_dirty = false;
         copy.mode = if keeps { Mode::Read } else { Mode::None };
+        let version = copy.version;
         // A rank that keeps no copy cannot be alone with it; 0 is the version of no contents.
-        let version = if keeps { copy.version } else { 0 };
+        let version = if keeps && !self.late.contains(&page) { version } else { 0 };
         // A page with a twin came from its home.
-        let Some(to) = copy.home else { return };
+        let Some(to) = self.copy(page).home else { return };
         *self.flushing.entry(page).or_default() += 1;
         out.counters.messages += u64::from(to != out.rank);
         out.actions.push_back(Action::Flush { to, page, message: Message::Difference { page, version }, keeps });
@@ -375,6 +409,7 @@ impl Release {
                 out.actions.push_back(Action::ForgetTwin { page });
             }
         }
+        self.end_late(page, out);
         Ok(())
     }
 

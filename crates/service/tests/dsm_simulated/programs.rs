@@ -82,6 +82,19 @@ pub fn racing(seed: u64) -> SimulatedJob {
     SimulatedJob { ranks: programs, pages, consistency: Consistency::Release, races: true, killed: None, leaves: true }
 }
 
+/// Rank 2 has a copy that rank 0 changes before its fence; rank 1's fence comes later, and its lock then goes to rank 2. That rank hears of
+/// no change by notices, as rank 1 never had the page.
+pub fn fence_then_lock() -> SimulatedJob {
+    let (lock, word, other) = (0, 1, PAGE_WORDS);
+    let ranks = vec![
+        vec![vec![Op::Load(word), Op::Store(word, 1), Op::Fence]],
+        vec![vec![Op::Lock(lock), Op::Load(other), Op::Fence, Op::Unlock(lock)]],
+        vec![vec![Op::Load(word), Op::Lock(lock), Op::Load(word), Op::Unlock(lock)]],
+    ];
+    let consistency = Consistency::Release;
+    SimulatedJob { ranks, pages: 2, consistency, races: true, killed: None, leaves: true }
+}
+
 fn spread(op: Op) -> Op {
     const EACH_BYTE: u64 = 0x0101_0101_0101_0101;
     match op {

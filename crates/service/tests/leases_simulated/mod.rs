@@ -123,6 +123,7 @@ pub struct World {
 
 /// What a run has done.
 #[derive(Debug)]
+#[allow(dead_code, reason = "each test uses a part of it")]
 pub struct Report {
     pub operations: usize,
     /// Operations that were answered without a message.

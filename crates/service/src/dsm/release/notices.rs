@@ -1,9 +1,12 @@
 //! Write notices: which pages have changed, and from which version on a copy has the change.
+//!
+//! A fence is a notice too. After it, a rank has seen changes that no notice told it of, and whoever goes on behind one of its later locks
+//! or barriers has to see them: that rank drops all copies that others may have changed.
 
 use std::collections::{BTreeMap, HashMap};
 
 use super::super::{Page, Rank};
-use crate::limits::{DSM_NOTICES_PER_MESSAGE, DSM_PAGES_MAX};
+use crate::limits::{DSM_NOTICES_PER_MESSAGE, DSM_PAGES_MAX, DSM_RANKS_MAX};
 use byway_reactor::seeded::{self, Bug};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -15,6 +18,10 @@ struct Entry {
     page: U32,
     version: U64,
 }
+
+/// The notice of rank 0's fences has this for a page, and the count of fences for a version; that of rank 1's has the next number.
+const FENCES: Page = Page::MAX - (DSM_RANKS_MAX as Page - 1);
+const _: () = assert!(FENCES as u64 > DSM_PAGES_MAX);
 
 const ENTRY_BYTES: usize = size_of::<Entry>();
 const _: () = assert!(ENTRY_BYTES == 12);
@@ -32,6 +39,8 @@ struct Notice {
 #[derive(Debug)]
 pub(super) struct Notices {
     rank: Rank,
+    /// Fences of this rank's program.
+    fences: u64,
     known: HashMap<Page, Notice>,
     /// The same in the order in which they became known.
     log: BTreeMap<u64, Page>,
@@ -45,7 +54,7 @@ pub(super) struct Notices {
 impl Notices {
     pub(super) fn new(rank: Rank, ranks: Rank) -> Self {
         let told = vec![0; usize::from(ranks)];
-        Self { rank, known: HashMap::new(), log: BTreeMap::new(), next: 0, told, fresh: BTreeMap::new() }
+        Self { rank, fences: 0, known: HashMap::new(), log: BTreeMap::new(), next: 0, told, fresh: BTreeMap::new() }
     }
 
     /// The place in the log of the next notice.
@@ -70,7 +79,7 @@ impl Notices {
     pub(super) fn learn_all(&mut self, from: Rank, payload: &[u8]) -> Result<(), &'static str> {
         let entries = <[Entry]>::ref_from_bytes(payload).map_err(|_| "it sent malformed notices")?;
         for Entry { page, version } in entries {
-            if u64::from(page.get()) >= DSM_PAGES_MAX {
+            if u64::from(page.get()) >= DSM_PAGES_MAX && page.get() < FENCES {
                 return Err("it sent a notice of a page beyond the area");
             }
             self.learn(page.get(), version.get(), from);
@@ -95,9 +104,21 @@ impl Notices {
         entries.chunks(DSM_NOTICES_PER_MESSAGE).map(|chunk| chunk.as_bytes().to_vec()).collect()
     }
 
-    /// What this rank's copies are to be compared with: all that became known since the last call.
-    pub(super) fn take_fresh(&mut self) -> BTreeMap<Page, u64> {
-        std::mem::take(&mut self.fresh)
+    /// What this rank's copies are to be compared with, all that became known since the last call; `None`: another rank has fenced, so
+    /// they all may be too old.
+    pub(super) fn take_fresh(&mut self) -> Option<BTreeMap<Page, u64>> {
+        let fresh = std::mem::take(&mut self.fresh);
+        let has_fence = fresh.last_key_value().is_some_and(|(page, _)| *page >= FENCES);
+        (!has_fence).then_some(fresh)
+    }
+
+    /// This rank has dropped its copies for a fence.
+    pub(super) fn fenced(&mut self) {
+        self.fences += 1;
+        if !seeded::is(Bug::DsmFenceNotPassedOn) {
+            self.learn(FENCES + Page::from(self.rank), self.fences, self.rank);
+        }
+        self.fresh.clear();
     }
 
     /// Forgets what all ranks know: notices with smaller numbers.
