@@ -276,7 +276,7 @@ fn a_destination_that_is_blank_again_gets_everything() {
         let (done, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         assert!(output.status.success(), "{said}");
         assert_eq!(done.contains("\"resumed_bytes\":0,"), emptied, "{done}");
-        assert_eq!(said.contains("all is copied anew"), emptied, "{said}");
+        assert_eq!(said.contains("everything is copied again"), emptied, "{said}");
         assert!(std::fs::read(rig.path("disk")).unwrap() == image, "emptied: {emptied}");
         drop(server);
     }
