@@ -113,16 +113,10 @@ impl Groups {
         }
     }
 
-    /// A thread stops waiting; another thread must take the completion that it was woken for.
+    /// A thread stops sleeping. With the same lock it takes a completion, if there is one, and that wakes the next for the next.
     pub(super) fn remove_waiter(&mut self, group: GroupSlot, parker: &Arc<Parker>) {
         let Some(state) = self.0.get_mut(group) else { return };
-        match state.waiters.iter().position(|other| Arc::ptr_eq(other, parker)) {
-            Some(place) => {
-                state.waiters.remove(place);
-            }
-            None if state.queue.is_empty() => {}
-            None => state.wake_one(),
-        }
+        state.waiters.retain(|other| !Arc::ptr_eq(other, parker));
     }
 }
 

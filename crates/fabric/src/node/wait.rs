@@ -208,6 +208,8 @@ impl Inner {
         }
         while engine.has_commands() {
             drop(shared);
+            // As in `nudge`: a lane sends the next message when the end of the last send is known.
+            engine.reap_known();
             engine.pass_on();
             shared = self.settle(&mut engine);
         }
@@ -245,6 +247,12 @@ impl Inner {
                 let mut shared = self.settle(engine);
                 if let Some(found) = look(&mut shared) {
                     return (Ok(found), shared);
+                }
+                // What ended without the kernel must not wait for a turn of the loop.
+                self.tell_poll(shared);
+                // Other threads may leave commands without a pause.
+                if deadline.has_passed() {
+                    break;
                 }
             }
             let wait = match deadline.on_loop(engine.now()) {
