@@ -1,5 +1,6 @@
 //! Clients with caches: what is known is not asked for again, and what another client changes is seen at once.
 
+mod cable;
 mod file_server;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,6 +11,7 @@ use byway_reactor::Errno;
 use byway_service::file::client::{Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_SIZE};
 use byway_service::limits::FILE_LEASE_TIME;
+use cable::Cable;
 use file_server::{Server, exclusive, tcp};
 use zerocopy::FromZeros;
 
@@ -189,6 +191,35 @@ fn a_client_that_ends_in_order_leaves_nothing_to_wait_for() {
     let begun = Instant::now();
     two.resize(file, 7);
     assert!(begun.elapsed() < byway_service::limits::FILE_LEASE_TIME / 2, "waited for the lease's end");
+}
+
+#[test]
+fn a_client_that_was_refused_leases_asks_again_in_its_next_session() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    // The server cannot put its client on the list of those with leases.
+    let in_the_way = below.path().join(".byway-state");
+    std::fs::write(&in_the_way, "").unwrap();
+    let cable = Cable::to(&server.at);
+    let options = ClientOptions::new(cable.at.clone(), "share");
+    let one = Cached(Arc::new(Client::connect(options).unwrap()));
+    let before = server.answered();
+    one.0.keep_caches(None).unwrap();
+    let end = Instant::now() + Duration::from_secs(20);
+    while server.answered() == before {
+        assert!(Instant::now() < end, "no answer to the call for recalls");
+        std::thread::yield_now();
+    }
+    let before = server.answered();
+    for _ in 0..100 {
+        one.find(b"file").unwrap();
+    }
+    // The server may not have counted the last yet.
+    assert!(server.answered() >= before + 99, "nothing is cached");
+    std::fs::remove_file(&in_the_way).unwrap();
+    cable.cut();
+    until_cached(&server, || _ = one.find(b"file").unwrap());
 }
 
 /// Counts what a writer has begun and done, so that a reader knows what it may see.

@@ -25,6 +25,12 @@ use crate::limits::{BUSY_PAUSE_MAX, FILE_LEASE_RENEWAL};
 /// How long a client that ends waits for the server to have taken its leases back.
 const RETURN_TIME_MAX: Duration = Duration::from_secs(1);
 
+/// How long after a refusal a client asks for leases again in the same session.
+const REFUSED_PAUSE: Duration = Duration::from_mins(1);
+
+/// How often it looks meanwhile whether there is another session.
+const REFUSED_POLL: Duration = Duration::from_secs(1);
+
 /// The clock of leases: it goes on while the machine sleeps.
 pub(super) fn now() -> Instant {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
@@ -291,6 +297,18 @@ impl Client {
     }
 }
 
+/// Waits after a refusal, for [`REFUSED_PAUSE`] or until the client has another session, is closed or dropped.
+fn wait_refused(client: &Weak<Client>, session: u64) {
+    let end = now() + REFUSED_PAUSE;
+    while now() < end {
+        std::thread::park_timeout(REFUSED_POLL);
+        let Some(this) = client.upgrade() else { return };
+        if this.connection.is_closed() || this.connection.now().is_some_and(|live| live.number != session) {
+            return;
+        }
+    }
+}
+
 /// Waits for recalls and answers them with the next call.
 fn serve_recalls(client: &Weak<Client>) {
     let (mut returned, mut session) = (Vec::new(), 0);
@@ -328,9 +346,14 @@ fn serve_recalls(client: &Weak<Client>) {
             }
             Ok(Err(OpError::Status(status))) => match CallError::from_status(status) {
                 CallError::Busy => std::thread::park_timeout(BUSY_PAUSE_MAX),
-                error => {
+                error @ (CallError::UnknownMethod | CallError::NotServed(_)) => {
                     tracing::info!(%error, "the server gives no leases: every call asks it");
                     return;
+                }
+                error => {
+                    tracing::warn!(%error, "the server gives no leases now: every call asks it, and it is asked again in a minute");
+                    drop(this);
+                    wait_refused(client, live.number);
                 }
             },
             _ => this.lose(live.number),
