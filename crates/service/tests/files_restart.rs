@@ -97,6 +97,9 @@ fn new_locks_wait_for_those_who_had_some_and_not_longer() {
         assert_eq!(wanted.join().unwrap(), Err(Errno::AGAIN), "one has it still");
     });
     // Clients that have gone are on no list.
+    // In the grace time it would get none.
+    one.lock(ME, first, whole(), LockKind::Unlock, false).unwrap();
+    assert_eq!(two.lock(ME, second, whole(), LockKind::Exclusive, false), Ok(()));
     let three = connect(&server.at);
     let third = open(&three);
     one.close();
