@@ -133,6 +133,7 @@ pub struct Share {
     root: OwnedFd,
     acting: Acting,
     can_list: bool,
+    list: state::List,
     pub(super) locks: Mutex<Locks<Ticket>>,
 }
 
@@ -169,7 +170,8 @@ impl Share {
         };
         is_reachable(path, &root)?;
         let can_list = state::can_list(root.as_fd());
-        Ok(Self { root, acting, can_list, locks: Mutex::default(), spec })
+        let list = state::List::default();
+        Ok(Self { root, acting, can_list, list, locks: Mutex::default(), spec })
     }
 
     /// As it was configured.
@@ -202,6 +204,11 @@ impl Share {
     /// for the whole grace time.
     pub(super) fn can_list(&self) -> bool {
         self.can_list
+    }
+
+    /// What this process knows of the list on disk.
+    pub(super) fn list(&self) -> &state::List {
+        &self.list
     }
 
     pub(super) fn root(&self) -> &OwnedFd {

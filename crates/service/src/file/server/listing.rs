@@ -31,7 +31,7 @@ impl Shares {
         let recovery = Arc::clone(&self.recovery);
         let list = move || {
             let _turn = recovery.lists();
-            shares.iter().try_for_each(|share| state::list(share.root().as_fd(), held, &entry.1))?;
+            shares.iter().try_for_each(|share| share.list().put(share.root().as_fd(), held, &entry.1))?;
             Ok(Outcome::Done)
         };
         if !self.workers.run(request, Some(server_itself()), Box::new(list)) {
