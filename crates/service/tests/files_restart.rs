@@ -96,10 +96,10 @@ fn new_locks_wait_for_those_who_had_some_and_not_longer() {
         one.renew();
         assert_eq!(wanted.join().unwrap(), Err(Errno::AGAIN), "one has it still");
     });
-    // Clients that have gone are on no list.
     // In the grace time it would get none.
     one.lock(ME, first, whole(), LockKind::Unlock, false).unwrap();
     assert_eq!(two.lock(ME, second, whole(), LockKind::Exclusive, false), Ok(()));
+    // Clients that have gone are on no list.
     let three = connect(&server.at);
     let third = open(&three);
     one.close();
@@ -156,6 +156,33 @@ fn a_change_waits_for_leases_of_the_process_before() {
         changing.join().unwrap();
     });
     assert_eq!(one.attributes(ME, node, None).unwrap().mode.get() & 0o777, 0o600);
+    one.close();
+}
+
+#[test]
+fn a_client_with_leases_is_listed_before_its_first_lock_after_a_restart() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    let shares = || vec![exclusive(below.path())];
+    let server = Server::start(tcp(), shares());
+    let cable = Cable::to(&server.at);
+    let (one, two) = (connect(&cable.at), connect(&server.at));
+    let (first, second) = (open(&one), open(&two));
+    one.keep_caches(None).unwrap();
+    until("a lease", || listed(below.path()) == 1);
+    let server = restart(server, shares(), LONG);
+    one.lock(ME, first, whole(), LockKind::Exclusive, false).unwrap();
+    cable.unplug();
+    let server = restart(server, shares(), LONG);
+    std::thread::scope(|scope| {
+        let wanted = scope.spawn(|| two.lock(ME, second, whole(), LockKind::Exclusive, false));
+        let before = server.answered();
+        // The client asks again and again.
+        until("answers", || server.answered() > before + 8 || wanted.is_finished());
+        cable.plug();
+        one.renew();
+        assert_eq!(wanted.join().unwrap(), Err(Errno::AGAIN), "one has it still");
+    });
     one.close();
 }
 

@@ -48,11 +48,9 @@ impl<C: Clone + Eq + Hash> Grace<C> {
         *latest = (*latest).max(until);
     }
 
-    /// A client has come back and has asked for all that it had. True if it was expected.
-    pub fn completed(&mut self, client: &C) -> bool {
-        let before = self.expected.len();
-        self.expected.retain(|(_, other), _| other != client);
-        self.expected.len() < before
+    /// A client has come back and has asked for all that it had. Gives what it was expected to have.
+    pub fn completed(&mut self, client: &C) -> Vec<Holding> {
+        self.expected.extract_if(|(_, other), _| other == client).map(|((held, _), _)| held).collect()
     }
 
     /// Whether what clients held is kept for them.
@@ -95,9 +93,12 @@ mod tests {
         grace.expect(Holding::Leases, "one", at(15));
         grace.expect(Holding::Leases, "two", at(15));
         assert!(grace.is_on(Holding::Locks, at(1)) && grace.is_on(Holding::Leases, at(1)));
-        assert!(grace.completed(&"one") && !grace.completed(&"one") && !grace.completed(&"three"));
+        let mut had = grace.completed(&"one");
+        had.sort_unstable();
+        assert_eq!(had, [Holding::Locks, Holding::Leases]);
+        assert_eq!((grace.completed(&"one"), grace.completed(&"three")), (vec![], vec![]));
         assert!(!grace.is_on(Holding::Locks, at(1)) && grace.is_on(Holding::Leases, at(1)));
-        assert!(grace.completed(&"two"));
+        assert_eq!(grace.completed(&"two"), [Holding::Leases]);
         assert!(grace.is_over(at(1)) && grace.missing(at(20)).is_empty());
     }
 

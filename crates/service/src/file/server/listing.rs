@@ -27,6 +27,8 @@ impl Shares {
             return Ok(true);
         }
         let shares: Vec<_> = client.shares.iter().filter(|share| share.can_list()).map(Arc::clone).collect();
+        // Also if only some of the lists can be written.
+        client.to_unlist.insert(entry);
         let request = self.start(at, FileRequest::List { call, entry });
         let recovery = Arc::clone(&self.recovery);
         let list = move || {
@@ -50,7 +52,7 @@ impl Shares {
     ) {
         let answer = match (result, self.client(session)) {
             (Ok(()), Ok(client)) => {
-                client.listed.push(entry);
+                client.listed.insert(entry);
                 CallError::Busy
             }
             (Err(error), _) => {
@@ -67,10 +69,9 @@ impl Shares {
         let recovery = Arc::clone(&self.recovery);
         let client = self.client(session)?;
         let Some((name, _)) = client.known_as.as_ref() else { return Ok(()) };
-        if recovery.completed(name, now) {
-            // It is taken off the lists when it goes, also if it gets no lock or lease any more.
-            client.listed = vec![(Holding::Locks, *name), (Holding::Leases, *name)];
-        }
+        // These entries are removed when it goes, also if it gets no lock or lease any more. They do not count as listed: before a new
+        // lock or lease, this process looks for the file itself.
+        client.to_unlist.extend(recovery.completed(name, now).into_iter().map(|held| (held, *name)));
         Ok(())
     }
 

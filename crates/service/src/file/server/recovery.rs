@@ -165,8 +165,8 @@ impl Recovery {
         !self.grace_is_over.load(Ordering::Acquire) && self.expecting().grace.is_on(held, now)
     }
 
-    /// A client has asked for all that it had. True if it was on a list.
-    pub(super) fn completed(&self, client: &ClientName, now: Instant) -> bool {
+    /// A client has asked for all that it had. Gives for what it may be on a list.
+    pub(super) fn completed(&self, client: &ClientName, now: Instant) -> Vec<Holding> {
         let mut expecting = self.expecting();
         let was_listed = expecting.grace.completed(client);
         self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);

@@ -225,7 +225,7 @@ impl Shares {
 
     /// Releases a client's locks, and closes its files.
     fn forget_client(&mut self, mut client: Client) {
-        self.unlist(&client.shares, std::mem::take(&mut client.listed));
+        self.unlist(&client.shares, client.to_unlist.drain().collect());
         for share in &client.shares {
             super::locking::release(share, client.key);
         }

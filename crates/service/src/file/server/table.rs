@@ -1,6 +1,6 @@
 //! One session's nodes and open files. Their names are valid in this session only.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -69,8 +69,10 @@ pub(super) struct Client {
     /// As it has named itself. None: it does not come back.
     pub(super) known_as: Option<ClientKey>,
     pub(super) leases: LeaseState,
-    /// What the lists of its shares say that it has.
-    pub(super) listed: Vec<(Holding, ClientName)>,
+    /// Entries of its shares' lists that this process has made durable: it may get what they stand for.
+    pub(super) listed: HashSet<(Holding, ClientName)>,
+    /// Entries that the lists may have, of this process or of the one before: they are removed when it goes.
+    pub(super) to_unlist: HashSet<(Holding, ClientName)>,
     nodes: Slots<KnownNode>,
     by_id: HashMap<(usize, FileId), Slot<KnownNode>>,
     handles: Slots<Handle>,
@@ -100,7 +102,8 @@ impl Client {
             session,
             key,
             leases,
-            listed: Vec::new(),
+            listed: HashSet::new(),
+            to_unlist: HashSet::new(),
             known_as: Some(known_as),
             nodes: Slots::default(),
             by_id: HashMap::new(),
