@@ -149,7 +149,8 @@ pub const FILE_GRACE: Duration = Duration::from_secs(15);
 /// Clients without a session whose files and locks a server keeps; one more, and those of the one that has been away longest are let go.
 pub const FILE_CLIENTS_AWAY_MAX: usize = 1024;
 
-/// Clients with locks or leases that a server reads from a share's list at its start; with more of them it waits as if it had no list.
+/// Clients with locks or leases that a server reads from a share's list at its start; with more of them it waits as if it had no list,
+/// and then removes those that have not come back.
 pub const FILE_CLIENTS_LISTED_MAX: usize = 4096;
 
 /// Calls of one loop that its file workers have not ended; a further one is answered `Busy`.

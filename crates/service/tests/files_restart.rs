@@ -13,6 +13,7 @@ use byway_reactor::{Address, Errno};
 use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_MODE};
 use byway_service::file::{Share, Users};
+use byway_service::limits::FILE_CLIENTS_LISTED_MAX;
 use cable::Cable;
 use file_server::{Server, exclusive, share, tcp};
 use rustix::fs::OFlags;
@@ -184,6 +185,25 @@ fn a_client_with_leases_is_listed_before_its_first_lock_after_a_restart() {
         assert_eq!(wanted.join().unwrap(), Err(Errno::AGAIN), "one has it still");
     });
     one.close();
+}
+
+#[test]
+fn a_list_that_is_too_long_is_cleaned_after_the_grace_time() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    std::fs::create_dir(below.path().join(STATE)).unwrap();
+    for client in 0..=FILE_CLIENTS_LISTED_MAX {
+        std::fs::write(below.path().join(STATE).join(format!("locks-{client:032x}")), "").unwrap();
+    }
+    let shares = || vec![share(below.path(), Users::Owner, false)];
+    let server = Server::start_with(tcp(), shares(), Duration::from_millis(300), LONG);
+    let (one, two) = (connect(&server.at), connect(&server.at));
+    let (first, second) = (open(&one), open(&two));
+    one.lock(ME, first, whole(), LockKind::Exclusive, false).unwrap();
+    until("one alone to be on the list", || listed(below.path()) == 1);
+    let _server = restart(server, shares(), LONG);
+    one.renew();
+    assert_eq!(two.lock(ME, second, whole(), LockKind::Exclusive, false), Err(Errno::AGAIN), "one has it still");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The lists of clients that a share keeps for the server's next process: who is put on them, and who is taken off.
 
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 
@@ -13,7 +14,7 @@ use super::super::state;
 use super::super::wire::{CallError, ClientName};
 use super::outcome::Outcome;
 use super::workers::server_itself;
-use super::{Call, FileRequest, FileRequestId, Shares};
+use super::{Call, FileRequest, FileRequestId, Recovery, Shares};
 use crate::host::At;
 
 impl Shares {
@@ -26,9 +27,9 @@ impl Shares {
         if client.listed.contains(&entry) {
             return Ok(true);
         }
-        let shares: Vec<_> = client.shares.iter().filter(|share| share.can_list()).map(Arc::clone).collect();
         // Also if only some of the lists can be written.
         client.to_unlist.insert(entry);
+        let shares: Vec<_> = client.shares.iter().filter(|share| share.can_list()).map(Arc::clone).collect();
         let request = self.start(at, FileRequest::List { call, entry });
         let recovery = Arc::clone(&self.recovery);
         let list = move || {
@@ -82,6 +83,23 @@ impl Shares {
             tracing::warn!(count = missing.len(), "clients with locks or leases have not come back after the restart");
             self.unlist(&shares, missing);
         }
+        let unread = self.recovery.unread(now);
+        if unread.is_empty() {
+            return;
+        }
+        let recovery = Arc::clone(&self.recovery);
+        self.workers.run_later(move || {
+            for share in &unread {
+                match prune(share, &recovery) {
+                    Ok(count) => {
+                        tracing::warn!(share = share.name(), count, "removed clients that had gone from its list");
+                    }
+                    Err(error) => {
+                        tracing::warn!(share = share.name(), %error, "clients that have gone stay on its list");
+                    }
+                }
+            }
+        });
     }
 
     /// Takes clients off the lists of shares.
@@ -102,4 +120,20 @@ impl Shares {
             }
         });
     }
+}
+
+/// Removes all entries of clients that the server does not know from a list that was too long to be read. Gives how many.
+fn prune(share: &Share, recovery: &Recovery) -> Result<usize, Errno> {
+    let (root, mut count) = (share.root().as_fd(), 0);
+    state::for_each(root, |held, client| {
+        // For each alone: a client that takes its first lock does not wait for all of them.
+        let _turn = recovery.lists();
+        if !recovery.knows(&client) {
+            state::unlist(root, held, &client)?;
+            count += 1;
+        }
+        Ok(ControlFlow::Continue(()))
+    })
+    .map(drop)?;
+    Ok(count)
 }

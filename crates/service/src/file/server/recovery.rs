@@ -62,6 +62,8 @@ pub struct Recovery {
 struct Expecting {
     grace: Grace<ClientName>,
     shares: Vec<Arc<Share>>,
+    /// Shares whose list could not be read or was too long, and when their grace ends.
+    unread: Vec<(Arc<Share>, Instant)>,
 }
 
 impl Recovery {
@@ -106,12 +108,14 @@ impl Recovery {
         self.started.get().map_or(Duration::ZERO, |started| now.since(*started))
     }
 
-    /// Shares are served from now on: their clients of an earlier process are expected. Gives until when, if there are any.
+    /// Shares are served from now on: their clients of an earlier process are expected. Gives until when, if there are any, or a list has to
+    /// be cleaned then.
     pub(super) fn expect(&self, shares: &[Arc<Share>], now: Instant) -> Option<Instant> {
         let mut expecting = self.expecting();
         let is_new = |share: &&Arc<Share>| !expecting.shares.iter().any(|known| Arc::ptr_eq(known, share));
         let new: Vec<_> = shares.iter().filter(is_new).map(Arc::clone).collect();
         expecting.shares = shares.to_vec();
+        expecting.unread.retain(|(share, _)| shares.iter().any(|served| Arc::ptr_eq(share, served)));
         let until = now + self.grace_at_start;
         for share in &new {
             let list = if share.can_list() { state::listed(share.root().as_fd()) } else { Ok(None) };
@@ -128,11 +132,14 @@ impl Recovery {
                 if share.gives_leases() {
                     expecting.grace.expect_any(Holding::Leases, until);
                 }
+                if share.can_list() {
+                    expecting.unread.push((Arc::clone(share), until));
+                }
             }
         }
         let is_over = expecting.grace.is_over(now);
         self.grace_is_over.store(is_over, Ordering::Release);
-        (!is_over).then_some(until)
+        (!is_over || !expecting.unread.is_empty()).then_some(until)
     }
 
     /// One table for all shares: they may overlap, and a reload replaces them.
@@ -168,9 +175,9 @@ impl Recovery {
     /// A client has asked for all that it had. Gives for what it may be on a list.
     pub(super) fn completed(&self, client: &ClientName, now: Instant) -> Vec<Holding> {
         let mut expecting = self.expecting();
-        let was_listed = expecting.grace.completed(client);
+        let had = expecting.grace.completed(client);
         self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);
-        was_listed
+        if expecting.unread.is_empty() { had } else { vec![Holding::Locks, Holding::Leases] }
     }
 
     /// The grace time may have passed: gives the clients that have not come back, and the shares whose lists they are on.
@@ -179,6 +186,12 @@ impl Recovery {
         let missing = expecting.grace.missing(now);
         self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);
         (missing, expecting.shares.clone())
+    }
+
+    /// The grace time may have passed: takes the shares whose lists were not read, to be cleaned.
+    pub(super) fn unread(&self, now: Instant) -> Vec<Arc<Share>> {
+        let mut expecting = self.expecting();
+        expecting.unread.extract_if(.., |(_, until)| *until <= now).map(|(share, _)| share).collect()
     }
 
     pub(super) fn known(&self) -> MutexGuard<'_, Known<ClientKey, Home, Client>> {
