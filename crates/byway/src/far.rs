@@ -187,9 +187,7 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
             end_descendants();
             program.is_ended = true;
         }
-        if program.status.is_none() {
-            signals.pass_on(program.number);
-        }
+        signals.pass_on(program.status.is_none().then_some(program.number));
         if signals.take_child_ended() || program.status.is_some() {
             program.reap();
         }

@@ -2,8 +2,10 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use byway_e2e::far::{Lender, PagedProgram, can_page, command, compiled, far, python};
+use byway_e2e::{LIMIT, until};
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
@@ -65,6 +67,58 @@ fn a_signal_to_byway_is_passed_on_to_the_program() {
     kill_process(Pid::from_child(&waiting.program.0), Signal::TERM).unwrap();
     let (code, said) = waiting.finish();
     assert!(code == Some(128 + 15) && !said.contains("instead of"), "{code:?} {said}");
+}
+
+/// Fills 32 MiB, and forks children that wait.
+const FORKS: &str = r#"
+import os, time
+pages = [bytearray(b"%07d." % i * 512) for i in range(8000)]
+for i in range(60):
+    if os.fork() == 0:
+        time.sleep(1000)
+        os._exit(0)
+print("filled", flush=True)
+time.sleep(1000)
+"#;
+
+/// The soft limit of open files is the keeper's too, and the two processes have one table of descriptors.
+#[test]
+fn the_pagers_death_ends_more_programs_than_the_soft_limit_of_open_files() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let far = command(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", FORKS]);
+    let mut limited = Command::new("prlimit");
+    limited.arg("--nofile=64:4096").arg(far.get_program()).args(far.get_args());
+    for (name, value) in far.get_envs() {
+        value.map(|value| limited.env(name, value));
+    }
+    let program = PagedProgram::start_filled(limited.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    kill_process(child(Pid::from_child(&program.0)), Signal::KILL).unwrap();
+    // Its output has an end when all that write to it have ended.
+    let output = program.finish();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("the pager was killed") && output.status.code() == Some(1), "{} {said}", output.status);
+}
+
+#[test]
+fn what_a_program_leaves_behind_holds_the_job_until_a_signal_comes() {
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let left = "sleep 1000 & echo filled";
+    let program = PagedProgram::start_filled(&mut command(&lender.uris()[0], "18M", &[], &["sh", "-c", left]));
+    let byway = Pid::from_child(&program.0);
+    let ended = std::thread::spawn(move || program.finish());
+    // The first signals may come before the shell has ended, which then has them.
+    until(Instant::now() + LIMIT, "the end of the job", || {
+        let _ = kill_process(byway, Signal::TERM);
+        ended.is_finished().then_some(())
+    });
+    ended.join().unwrap();
 }
 
 /// Fills 32 MiB, and has what a terminal sends.

@@ -30,7 +30,7 @@ use byway_rpc::node::Rpc;
 use byway_service::limits::LENDER_PAUSE;
 use byway_service::memory::Borrower;
 use byway_service::memory::pager::{
-    Action, Contents, Counters, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, SpaceId,
+    Action, Contents, Counters, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, Place, SpaceId,
 };
 use byway_service::memory::pool::{Class, PoolCounters, Told};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
@@ -387,12 +387,13 @@ impl FarJob {
     fn act(&mut self) {
         let mut moves: Vec<(PageId, u32)> = Vec::new();
         let mut fills: Vec<(PageId, u32)> = Vec::new();
+        let mut gets: Vec<(u32, Place)> = Vec::new();
         loop {
             while let Some(action) = self.pager.next_action() {
                 match action {
                     Action::MoveOut(at, frame) => moves.push((at, frame)),
                     Action::Put(frame, place) => self.store.pool().put(frame, place),
-                    Action::Get(frame, place) => self.store.pool().get(frame, place),
+                    Action::Get(frame, place) => gets.push((frame, place)),
                     Action::Fill(at, Contents::Frame(frame)) => fills.push((at, frame)),
                     Action::Fill(at, Contents::Zeroes(count)) => self.fill_zeroes(at, count),
                     Action::Poison(at) => self.poison(at),
@@ -403,10 +404,14 @@ impl FarJob {
                     Action::Lease => self.store.pool().want_slab(),
                 }
             }
-            if fills.is_empty() {
+            if fills.is_empty() && gets.is_empty() {
                 break;
             }
             self.fill_all(std::mem::take(&mut fills));
+            // Behind the fills: a get may be into a frame that was free as soon as its page was to be filled.
+            for (frame, place) in gets.drain(..) {
+                self.store.pool().get(frame, place);
+            }
         }
         self.store.pool().flush();
         self.command(moves);

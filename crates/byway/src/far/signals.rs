@@ -4,7 +4,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use byway_frontend::fault::keeper::end_descendants;
+use byway_frontend::fault::keeper::{Spare, signal_descendants};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -31,11 +31,13 @@ pub(super) fn keep(pager: Pid) -> std::io::Result<ExitCode> {
     // A handler, and no more: programs that are executed have none of it.
     let mut signals =
         Signals::new(not_ignored(PASSED_ON.into_iter().chain(LEFT_TO_PROGRAM)).into_iter().chain([SIGCHLD]))?;
+    super::allow_all_descriptors();
+    let spare = Spare::take()?;
     loop {
         if let Some((_, status)) = waitpid(Some(pager), WaitOptions::NOHANG)? {
             let Some(code) = status.exit_status() else {
                 crate::output::note(super::PAGER_KILLED.to_owned());
-                end_descendants();
+                spare.end_descendants();
                 return Ok(ExitCode::FAILURE);
             };
             return Ok(ExitCode::from(u8::try_from(code).unwrap_or(1)));
@@ -67,14 +69,20 @@ impl PagerSignals {
         Ok(Self { passed_on, child_ended: flag(SIGCHLD)?.1 })
     }
 
-    /// Sends the program what has come for it.
-    pub(super) fn pass_on(&self, program: Pid) {
+    /// Sends the program what has come for it; without one, all that it has left behind.
+    pub(super) fn pass_on(&self, program: Option<Pid>) {
         for (signal, has_come) in &self.passed_on {
             if has_come.load(Ordering::Relaxed)
                 && has_come.swap(false, Ordering::Relaxed)
                 && let Some(signal) = Signal::from_named_raw(*signal)
             {
-                let _ = kill_process(program, signal);
+                let sent = match program {
+                    Some(program) => kill_process(program, signal).map_err(std::io::Error::from),
+                    None => signal_descendants(signal),
+                };
+                if let Err(error) = sent {
+                    tracing::warn!(%error, ?signal, "a signal cannot be passed on");
+                }
             }
         }
     }

@@ -6,8 +6,11 @@
 //! Programs are found as descendants: both processes adopt programs whose parent has ended (`PR_SET_CHILD_SUBREAPER`).
 
 use std::collections::HashMap;
+use std::fs::File;
+use std::time::Duration;
 
 use byway_reactor::userfault::split::fork_with_shared_descriptors;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper, wait};
 
 /// Which of the two processes this is.
@@ -41,23 +44,82 @@ impl Keeper {
     }
 }
 
-/// Kills all descendants of this process, and waits until none is left.
-pub fn end_descendants() {
-    while let Some(left) = Some(descendants()).filter(|left| !left.is_empty()) {
-        for process in left {
-            let _ = kill_process(process, Signal::KILL);
+/// Descriptors for [`Spare::end_descendants`], which reads /proc also when the table, which both processes share, is full.
+#[derive(Debug)]
+pub struct Spare([File; SPARE_DESCRIPTORS]);
+
+/// /proc, a file below it, and one more.
+const SPARE_DESCRIPTORS: usize = 3;
+/// How long until /proc is read again where it could not be.
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl Spare {
+    /// Takes them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take() -> std::io::Result<Self> {
+        let mut all = Vec::with_capacity(SPARE_DESCRIPTORS);
+        for _ in 0..SPARE_DESCRIPTORS {
+            all.push(File::open("/proc/self/stat")?);
         }
-        // Whose parent has ended is a child of this process, so one of its children ends as long as any is left.
-        let _ = wait(WaitOptions::empty());
+        Ok(Self(all.try_into().expect("so many were opened")))
+    }
+
+    /// As [`end_descendants`].
+    pub fn end_descendants(self) {
+        drop(self.0);
+        end_descendants();
     }
 }
 
+/// Kills all descendants of this process, and waits until none is left. Tries again while /proc cannot be read: this process keeps the
+/// descriptors without which they would read zeroes.
+#[expect(clippy::disallowed_methods, reason = "nothing tells when /proc can be read again")]
+pub fn end_descendants() {
+    loop {
+        match descendants() {
+            Ok(left) if left.is_empty() => return,
+            Ok(left) => {
+                for process in left {
+                    let _ = kill_process(process, Signal::KILL);
+                }
+                // Whose parent has ended is a child of this process, so one of its children ends as long as any is left.
+                let _ = wait(WaitOptions::empty());
+            }
+            Err(_) => std::thread::sleep(PAUSE),
+        }
+    }
+}
+
+/// Sends a signal to all descendants of this process.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn signal_descendants(signal: Signal) -> std::io::Result<()> {
+    for process in descendants()? {
+        let _ = kill_process(process, signal);
+    }
+    Ok(())
+}
+
 /// By /proc: children, their children, and so on.
-fn descendants() -> Vec<Pid> {
+fn descendants() -> std::io::Result<Vec<Pid>> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
-    for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
+        let stat = match std::fs::read_to_string(entry.path().join("stat")) {
+            Ok(stat) => stat,
+            // It has ended meanwhile.
+            Err(error)
+                if [Some(Errno::NOENT.raw_os_error()), Some(Errno::SRCH.raw_os_error())]
+                    .contains(&error.raw_os_error()) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(error),
+        };
         if let Some(parent) = parent(&stat) {
             children.entry(parent).or_default().push(process);
         }
@@ -67,7 +129,7 @@ fn descendants() -> Vec<Pid> {
         found.extend(children.remove(process).unwrap_or_default());
         index += 1;
     }
-    found[1..].iter().filter_map(|process| Pid::from_raw(*process)).collect()
+    Ok(found[1..].iter().filter_map(|process| Pid::from_raw(*process)).collect())
 }
 
 /// Of a line of /proc/PID/stat: the second word behind the name, which stands in parentheses and may have some itself.
@@ -94,7 +156,7 @@ mod tests {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
         let sleeper = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
-        let found = descendants();
+        let found = descendants().unwrap();
         let _ = kill_process(sleeper, Signal::KILL);
         shell.wait().unwrap();
         assert!(found.contains(&sleeper) && found.contains(&Pid::from_child(&shell)), "{found:?}");
