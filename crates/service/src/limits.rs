@@ -194,6 +194,11 @@ pub const FILE_LEASE_TIME: Duration = Duration::from_secs(15);
 pub const FILE_LEASE_USE: Duration = Duration::from_secs(14);
 const _: () = assert!(FILE_LEASE_USE.as_nanos() < FILE_LEASE_TIME.as_nanos());
 
+/// How long attributes may be on their way from a mount to its kernel, which counts their time from when it takes them. Later ones are
+/// invalidated.
+pub const FILE_ATTRIBUTES_LATE_MAX: Duration = Duration::from_millis(500);
+const _: () = assert!(FILE_LEASE_USE.as_millis() + FILE_ATTRIBUTES_LATE_MAX.as_millis() < FILE_LEASE_TIME.as_millis());
+
 /// A client with leases that says nothing else renews them so often.
 pub const FILE_LEASE_RENEWAL: Duration = Duration::from_secs(5);
 

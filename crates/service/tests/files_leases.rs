@@ -3,14 +3,15 @@
 mod cable;
 mod file_server;
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use byway_reactor::Errno;
+use byway_service::file::client::leases::{Invalid, Leases, OpenMode};
 use byway_service::file::client::{Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_SIZE};
-use byway_service::limits::FILE_LEASE_TIME;
+use byway_service::limits::{FILE_ATTRIBUTES_LATE_MAX, FILE_LEASE_TIME};
 use cable::Cable;
 use file_server::{Server, exclusive, tcp};
 use zerocopy::FromZeros;
@@ -103,23 +104,34 @@ fn what_is_known_is_not_asked_for_again_until_another_client_changes_it() {
 
 /// What a kernel was told to drop.
 #[derive(Debug, Default)]
-struct FakeKernel(Mutex<Vec<(u64, &'static str)>>);
+struct FakeKernel {
+    told: Mutex<Vec<(u64, &'static str)>>,
+    /// So many times it does not know the node yet.
+    unknown: AtomicUsize,
+}
 
 impl FakeKernel {
     fn take(&self) -> Vec<(u64, &'static str)> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut self.told.lock().unwrap())
     }
 }
 
 impl KernelCache for FakeKernel {
     fn drop_attributes(&self, node: u64) -> bool {
-        self.0.lock().unwrap().push((node, "attributes"));
+        if self.unknown.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            return false;
+        }
+        self.told.lock().unwrap().push((node, "attributes"));
         true
     }
 
     fn drop_pages(&self, node: u64) -> bool {
-        self.0.lock().unwrap().push((node, "pages"));
+        self.told.lock().unwrap().push((node, "pages"));
         true
+    }
+
+    fn drop_pages_soon(&self, node: u64) {
+        self.told.lock().unwrap().push((node, "pages soon"));
     }
 }
 
@@ -159,6 +171,97 @@ fn a_kernel_drops_what_it_has_before_a_change_is_done() {
     let mut bytes = [1; 16];
     assert_eq!(one.0.read(ME, handle, 0, &mut bytes), Ok(9));
     assert_eq!(bytes[..9], *b"12345\0\0\0\0");
+}
+
+#[test]
+fn pages_of_a_mapped_file_go_with_a_change_of_the_own_mount_and_come_back_under_a_lease() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (kernel, two) = (Arc::new(FakeKernel::default()), Cached::connect(&server));
+    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let (file, same) = (one.find(b"file").unwrap(), two.find(b"file").unwrap());
+    until_cached(&server, || _ = one.size(file));
+    let (handle, mode) = one.0.open_for_kernel(ME, file, 0).unwrap();
+    assert!(matches!(mode, OpenMode::Cached { .. }));
+    let fault = || one.0.end_page_read(file, one.0.begin_page_read(file));
+    assert!(fault());
+
+    one.resize(file, 6);
+    assert_eq!(kernel.take(), [(file, "pages soon")], "the lease has gone with the change");
+    one.0.drop_mapped_pages(file);
+    assert_eq!(kernel.take(), [(file, "pages")]);
+    assert!(fault(), "a lease is held again");
+    two.resize(same, 7);
+    assert_eq!(kernel.take(), [(file, "pages")], "recalled from the mapping");
+    assert!(!fault(), "read without a lease");
+    one.0.drop_mapped_pages(file);
+    assert_eq!(kernel.take(), [(file, "pages")]);
+    assert!(fault(), "and under one from now on");
+    one.0.close_handle(handle);
+
+    // A file that is opened past the cache, because others change it, may be mapped as well.
+    two.resize(same, 8);
+    one.size(file);
+    let (handle, mode) = one.0.open_for_kernel(ME, file, 0).unwrap();
+    assert_eq!(mode, OpenMode::Direct);
+    fault();
+    kernel.take();
+    one.resize(file, 9);
+    assert!(kernel.take().contains(&(file, "pages soon")));
+    one.0.close_handle(handle);
+}
+
+#[test]
+fn attributes_that_the_kernel_takes_late_are_invalidated() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let kernel = Arc::new(FakeKernel::default());
+    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let file = one.find(b"file").unwrap();
+    drop(one.0.giving(Some(file)));
+    assert_eq!(kernel.take(), [], "in time");
+    let (begun, giving) = (Instant::now(), one.0.giving(Some(file)));
+    while begun.elapsed() <= FILE_ATTRIBUTES_LATE_MAX {
+        std::thread::park_timeout(FILE_ATTRIBUTES_LATE_MAX / 4);
+    }
+    drop(giving);
+    assert_eq!(kernel.take(), [(file, "attributes")]);
+}
+
+#[test]
+fn a_session_ends_also_for_nodes_that_the_kernel_is_about_to_put_in() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let kernel = Arc::new(FakeKernel::default());
+    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let file = one.find(b"file").unwrap();
+    let known = || Found { node: file, attributes: one.0.attributes(ME, file, None).unwrap() };
+    until_cached(&server, || _ = one.0.believed(&known()));
+    kernel.unknown.store(2, Ordering::Relaxed);
+    drop(server);
+    let end = Instant::now() + Duration::from_secs(20);
+    while kernel.take() != [(file, "attributes")] {
+        assert!(Instant::now() < end, "the kernel goes on using attributes of the ended session");
+        std::thread::park_timeout(Duration::from_millis(5));
+    }
+}
+
+/// As for a mount that was stopped before it answered its kernel, which then counts from a later time.
+#[test]
+fn the_end_of_a_session_drops_attributes_whatever_the_time_is() {
+    let begin = byway_reactor::Instant::from_nanos(1_000_000_000);
+    let mut leases = Leases::default();
+    leases.begin_session(1);
+    leases.answered(1, begin, begin);
+    let ticket = leases.ask(5);
+    leases.learn(ticket, 5, Some(1), Some("attributes"), begin);
+    assert!(leases.believed(5, begin).is_some());
+    assert!(leases.remaining(begin + FILE_LEASE_TIME).is_zero());
+    assert_eq!(leases.end_session(), [(5, Invalid::Attributes)]);
+    assert_eq!(leases.end_session(), [], "once");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use byway_frontend::fuse::{Notifier, NotifyError, Reply};
 use byway_frontend::limits::FUSE_REQUESTS_MAX;
@@ -14,7 +14,10 @@ use crate::limits::MOUNT_DROP_THREADS;
 
 /// The kernel, as the client tells it what to drop.
 #[derive(Debug)]
-pub(super) struct Kernel(pub(super) Notifier);
+pub(super) struct Kernel {
+    pub(super) notifier: Notifier,
+    pub(super) stale: StalePages,
+}
 
 /// A kernel that has no mount any more uses nothing of it.
 fn known(dropped: Result<bool, NotifyError>) -> bool {
@@ -26,11 +29,15 @@ fn known(dropped: Result<bool, NotifyError>) -> bool {
 
 impl KernelCache for Kernel {
     fn drop_attributes(&self, node: u64) -> bool {
-        known(self.0.invalidate_attributes(node))
+        known(self.notifier.invalidate_attributes(node))
     }
 
     fn drop_pages(&self, node: u64) -> bool {
-        known(self.0.invalidate_inode(node, 0, 0))
+        known(self.notifier.invalidate_inode(node, 0, 0))
+    }
+
+    fn drop_pages_soon(&self, node: u64) {
+        self.stale.drop_pages(node);
     }
 }
 
@@ -53,7 +60,7 @@ impl StalePages {
         let (stale, due) = sync_channel(2 * FUSE_REQUESTS_MAX);
         let (due, without_reply) = (Arc::new(Mutex::new(due)), Arc::new(AtomicUsize::new(0)));
         for _ in 0..MOUNT_DROP_THREADS {
-            let (client, due, waiting) = (Arc::clone(client), Arc::clone(&due), Arc::clone(&without_reply));
+            let (client, due, waiting) = (Arc::downgrade(client), Arc::clone(&due), Arc::clone(&without_reply));
             let serve = move || serve(&client, &due, &waiting);
             std::thread::Builder::new().name("byway-pages".to_owned()).spawn(serve)?;
         }
@@ -75,7 +82,8 @@ impl StalePages {
         }
     }
 
-    /// Has the pages of a node dropped soon. If too many wait, they go with its next attributes.
+    /// Has the pages of a node dropped soon. If too many wait, they go with its next attributes, or when the client next looks at
+    /// mapped pages.
     pub(super) fn drop_pages(&self, node: u64) {
         if self.without_reply.fetch_add(1, Ordering::Relaxed) >= FUSE_REQUESTS_MAX
             || self.stale.try_send((node, None)).is_err()
@@ -86,18 +94,22 @@ impl StalePages {
 }
 
 fn answer(client: &Client, found: &Found, reply: Reply) {
+    let _giving = client.giving(Some(found.node));
     let (attributes, valid) = client.believed(found);
     reply.attributes(attr(&attributes), valid);
 }
 
-fn serve(client: &Client, due: &Mutex<Receiver<Stale>>, without_reply: &AtomicUsize) {
+fn serve(client: &Weak<Client>, due: &Mutex<Receiver<Stale>>, without_reply: &AtomicUsize) {
     loop {
         let next = due.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((node, due)) = next else { return };
-        client.drop_stale_pages(node);
-        match due {
-            Some((found, reply)) => answer(client, &found, reply),
-            None => _ = without_reply.fetch_sub(1, Ordering::Relaxed),
+        let Some(client) = client.upgrade() else { return };
+        if let Some((found, reply)) = due {
+            client.drop_stale_pages(node);
+            answer(&client, &found, reply);
+        } else {
+            client.drop_mapped_pages(node);
+            without_reply.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }

@@ -15,7 +15,7 @@ use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime}
 use byway_frontend::fuse::{Filesystem, Reply, Request};
 use byway_reactor::Errno;
 use byway_service::file::client::leases::OpenMode;
-use byway_service::file::client::{self, Client, Found, LockKind, LockRange};
+use byway_service::file::client::{self, Client, Found, Giving, LockKind, LockRange};
 use byway_service::file::wire::{self, NewAttributes};
 use zerocopy::FromZeros;
 
@@ -122,6 +122,11 @@ impl Mounted {
         Ok(Self { client, locks: Arc::default(), stale })
     }
 
+    /// The threads that drop stale pages.
+    pub(super) fn stale(&self) -> StalePages {
+        self.stale.clone()
+    }
+
     fn locks(&self) -> MutexGuard<'_, Locks> {
         self.locks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -159,11 +164,11 @@ impl Mounted {
                 let pages = self.client.begin_page_read(parsed.node);
                 let part = self.list(me, (handle, offset), size, plus);
                 self.client.end_page_read(parsed.node, pages);
-                give(reply, part, |reply, part| reply.directory(&part))
+                give(reply, part, |reply, (part, _giving)| reply.directory(&part))
             }
             Operation::Lookup { name } => {
                 let found = self.client.look_up(me, parsed.node, name);
-                give(reply, found, |reply, found| reply.entry(&leased_entry(&self.client, &found)))
+                give(reply, found, |reply, found| self.give_entry(reply, &found))
             }
             Operation::GetAttr { handle } => {
                 let attributes = self.client.attributes(me, parsed.node, handle);
@@ -195,6 +200,11 @@ impl Mounted {
             | Operation::CopyFileRange { .. } => self.on_handle(me, parsed, reply),
             _ => self.on_name(me, parsed, reply),
         }
+    }
+
+    fn give_entry(&self, reply: Reply, found: &Found) {
+        let _giving = self.client.giving(Some(found.node));
+        reply.entry(&leased_entry(&self.client, found));
     }
 
     /// Operations that make, remove or ask for a name or a node.
@@ -302,18 +312,18 @@ impl Mounted {
         }
     }
 
-    /// A part of a listing that fits into the kernel's buffer.
+    /// A part of a listing that fits into the kernel's buffer, and the attributes in it.
     fn list(
         &self,
         me: client::Caller<'_>,
         (handle, offset): (u64, u64),
         size: u32,
         plus: bool,
-    ) -> Result<Directory, Errno> {
+    ) -> Result<(Directory, Giving<'_>), Errno> {
         let mut part = Directory::new(size, plus);
         // An entry is longer for the kernel than on the wire, by less than half.
         let listed = self.client.read_directory(me, handle, offset, size as usize * 2 / 3, plus)?;
-        let mut room = true;
+        let (mut room, giving) = (true, self.client.giving(None));
         for one in &listed {
             let found = |node| leased_entry(&self.client, &Found { node, attributes: one.attributes });
             let found = one.node.map(found);
@@ -325,7 +335,7 @@ impl Mounted {
                 self.client.forget(node, 1);
             }
         }
-        Ok(part)
+        Ok((part, giving))
     }
 
     fn lock(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {

@@ -162,6 +162,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     // A link's target never changes.
     let wishes = Wishes { locks: true, cache_symlinks: true, ..Wishes::default() };
     let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;
+    let stale = mounted.stale();
     let started = Driver::start(channel, Arc::new(mounted), wishes, MOUNT_THREADS);
     let driver = started.inspect_err(|_| {
         let _ = unmount(&arguments.directory, true);
@@ -170,7 +171,8 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
         let _ = unmount(&arguments.directory, true);
         return Err(CommandError::NotBegun);
     }
-    client.keep_caches(Some(Arc::new(Kernel(driver.notifier())))).map_err(CommandError::Thread)?;
+    let kernel = Kernel { notifier: driver.notifier(), stale };
+    client.keep_caches(Some(Arc::new(kernel))).map_err(CommandError::Thread)?;
     // The driver has it, until the mount ends.
     drop(client);
     unmount_at_signals(arguments.directory.clone())?;

@@ -161,8 +161,8 @@ impl Agent {
     }
 
     /// The session has ended; there is no other before this.
-    pub fn end_session(&mut self, now: Instant, step: usize) {
-        for (node, what) in self.leases.end_session(now) {
+    pub fn end_session(&mut self, step: usize) {
+        for (node, what) in self.leases.end_session() {
             self.drop_attributes(node, step);
             if what == Invalid::Pages {
                 self.leases.begin_drop(node);
@@ -371,7 +371,9 @@ impl Agent {
                 | Doing::ReadLooks { node: other, .. } | Doing::Reads { node: other, .. } if *other == node)
         };
         if !self.opened.contains(&node) {
-            if self.leases.begin_reader(node, now) != OpenMode::Direct {
+            if self.leases.begin_reader(node, now) == OpenMode::Direct {
+                self.leases.end_direct_reader(node);
+            } else {
                 self.opened.insert(node);
             }
         } else if chance.one_in(3) && !self.programs.iter().any(reads) {

@@ -212,7 +212,7 @@ impl World {
     }
 
     fn join(&mut self, place: usize) {
-        self.agents[place].end_session(self.now, self.truth.step);
+        self.agents[place].end_session(self.truth.step);
         let session = self.server.join((place, self.agents[place].session), self.now, &mut self.wire);
         self.agents[place].begin_session(session);
     }

@@ -5,7 +5,6 @@
 //! there a name is kept for the user that looked it up.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -18,9 +17,9 @@ use super::super::wire::{Arguments, Attributes, CallError, FLAG_ALL, GrantedLeas
 use super::connection::Live;
 use super::kernel::{Kernel, KernelCache, Opens};
 use super::leases::{CachedEntry, Invalid, Leases, Ticket};
-use super::table::ROOT;
+use super::tending::Tending;
 use super::{Ask, Caller, Client, Found, NONE};
-use crate::limits::{BUSY_PAUSE_MAX, FILE_LEASE_RENEWAL};
+use crate::limits::BUSY_PAUSE_MAX;
 
 /// How long a client that ends waits for the server to have taken its leases back.
 const RETURN_TIME_MAX: Duration = Duration::from_secs(1);
@@ -54,8 +53,6 @@ pub(super) struct Caches {
     pub(super) kernel: Kernel,
     /// Held while the kernel is told that a session has ended.
     pub(super) ending: Mutex<()>,
-    /// Messages that only renewed leases.
-    renewals: AtomicU64,
 }
 
 impl Caches {
@@ -78,8 +75,11 @@ impl Caches {
 
     /// A handle of a node was closed.
     pub(super) fn closed(&self, handle: u64, node: u64) {
-        let State { opens, leases, .. } = &mut *self.state();
-        opens.closed(handle, node, leases);
+        {
+            let State { opens, leases, .. } = &mut *self.state();
+            opens.closed(handle, node, leases);
+        }
+        self.drop_mapped_soon(&[node]);
     }
 
     /// A node is not used any more; `name` is the server's.
@@ -107,22 +107,27 @@ impl Caches {
 pub(super) struct Changing<'a> {
     caches: &'a Caches,
     nodes: Vec<u64>,
+    /// It may be done at any later time.
+    is_open: bool,
 }
 
 impl Changing<'_> {
     /// The call has ended. One that was not answered may be done at any later time: its nodes are not believed again.
     pub(super) fn ended<T>(mut self, answered: &Result<T, Errno>) {
-        if matches!(answered, Err(Errno::IO)) {
-            self.nodes.clear();
-        }
+        self.is_open = matches!(answered, Err(Errno::IO));
     }
 }
 
 impl Drop for Changing<'_> {
     fn drop(&mut self) {
-        if !self.nodes.is_empty() {
+        if self.nodes.is_empty() {
+            return;
+        }
+        if !self.is_open {
             self.caches.state().leases.end_change(&self.nodes);
         }
+        // The lease has gone with the change: nothing would recall what programs have mapped.
+        self.caches.drop_mapped_soon(&self.nodes);
     }
 }
 
@@ -146,7 +151,7 @@ impl Client {
             }
             self.open_at_server(&unopened);
         }
-        Changing { caches: &self.caches, nodes }
+        Changing { caches: &self.caches, nodes, is_open: false }
     }
 
     /// A call about a node is sent.
@@ -275,7 +280,7 @@ impl Client {
 
     /// Calls that were sent to the server, but for those that only renew leases or wait for recalls.
     pub fn messages(&self) -> u64 {
-        self.connection.calls().saturating_sub(self.caches.renewals.load(Ordering::Relaxed))
+        self.connection.calls()
     }
 
     /// A lease is recalled: returns when nothing is used by it any more.
@@ -285,15 +290,6 @@ impl Client {
             self.caches.invalidate(node, what, || self.table().remote(node).is_some());
         }
         self.open_at_server(&unopened);
-    }
-
-    /// Says something to the server if leases are held and nothing was said for a while.
-    fn renew_leases(&self) {
-        if self.caches.state().leases.needs_renewal(now()) {
-            self.caches.renewals.fetch_add(1, Ordering::Relaxed);
-            // Whatever the answer is.
-            let _ = self.ask(Method::GetAttributes, &Self::on_node(Caller::default(), ROOT));
-        }
     }
 }
 
@@ -311,7 +307,7 @@ fn wait_refused(client: &Weak<Client>, session: u64) {
 
 /// Waits for recalls and answers them with the next call.
 fn serve_recalls(client: &Weak<Client>) {
-    let (mut returned, mut session) = (Vec::new(), 0);
+    let (mut returned, mut session, mut tending) = (Vec::new(), 0, Tending::default());
     loop {
         let Some(this) = client.upgrade() else { return };
         if this.connection.is_closed() {
@@ -325,13 +321,13 @@ fn serve_recalls(client: &Weak<Client>) {
             continue;
         };
         let answer = loop {
-            match op.wait(Deadline::after(FILE_LEASE_RENEWAL)) {
+            let Some(this) = client.upgrade() else { return };
+            let pause = this.tend(&mut tending);
+            drop(this);
+            match op.wait(Deadline::after(pause)) {
                 Err(WaitError::Deadline) => {}
                 answer => break answer,
             }
-            let Some(this) = client.upgrade() else { return };
-            this.renew_leases();
-            this.drop_expired_pages();
         };
         let Some(this) = client.upgrade() else { return };
         match answer {

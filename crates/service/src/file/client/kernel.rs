@@ -17,7 +17,7 @@ use super::caches::{Caches, now};
 use super::leases::{Fact, Invalid, Leases, OpenMode, PageRead, Ticket};
 use super::table::{Opened, Remote};
 use super::{Caller, Client, Found};
-use crate::limits::FILE_LEASE_USE;
+use crate::limits::{FILE_ATTRIBUTES_LATE_MAX, FILE_LEASE_USE};
 
 /// What the kernel of a mount has cached.
 pub trait KernelCache: Send + Sync + std::fmt::Debug {
@@ -27,6 +27,9 @@ pub trait KernelCache: Send + Sync + std::fmt::Debug {
 
     /// The same, and drops all pages. Waits for reads of them that are under way. False if the kernel does not know the node.
     fn drop_pages(&self, node: u64) -> bool;
+
+    /// Calls [`Client::drop_mapped_pages`] soon, in a thread that serves no request. Waits for nothing.
+    fn drop_pages_soon(&self, node: u64);
 }
 
 /// How long the kernel may take to put in a node that it was told of.
@@ -43,6 +46,7 @@ const PLAIN_FLAGS: OFlags =
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Reader,
+    DirectReader,
     Writer,
 }
 
@@ -63,6 +67,7 @@ impl Opens {
     pub(super) fn closed(&mut self, handle: u64, node: u64, leases: &mut Leases<Attributes>) {
         match self.uses.remove(&handle) {
             Some((node, Use::Reader)) => leases.end_reader(node),
+            Some((node, Use::DirectReader)) => leases.end_direct_reader(node),
             Some((node, Use::Writer)) => leases.end_writer(node),
             None => {}
         }
@@ -107,6 +112,28 @@ impl Caches {
         }
     }
 
+    /// Has the kernel drop attributes. Nodes that it does not know are tried again, all together: see [`Caches::invalidate`].
+    fn drop_attributes_of(&self, mut nodes: Vec<u64>) {
+        let Some(kernel) = self.kernel.0.get() else { return };
+        nodes.retain(|node| !kernel.drop_attributes(*node));
+        let end = Instant::now() + UNKNOWN_TIME_MAX;
+        while !nodes.is_empty() && Instant::now() < end {
+            std::thread::park_timeout(UNKNOWN_PAUSE);
+            nodes.retain(|node| self.state().leases.is_known(*node) && !kernel.drop_attributes(*node));
+        }
+    }
+
+    /// Has pages dropped soon that programs may have mapped and that are not fresh.
+    pub(super) fn drop_mapped_soon(&self, nodes: &[u64]) {
+        let Some(kernel) = self.kernel.0.get() else { return };
+        for node in nodes {
+            let stale = self.state().leases.has_stale_mapped(*node, now());
+            if stale {
+                kernel.drop_pages_soon(*node);
+            }
+        }
+    }
+
     /// A session has ended: returns when the kernel uses nothing of it without asking.
     pub(super) fn end_session(self: &Arc<Self>, number: u64) {
         // Threads that come here later wait for the first: behind this there may be a new session.
@@ -118,7 +145,7 @@ impl Caches {
             }
             state.session = 0;
             state.names.clear();
-            state.leases.end_session(now())
+            state.leases.end_session()
         };
         if invalid.is_empty() || self.kernel.0.get().is_none() {
             return;
@@ -126,9 +153,7 @@ impl Caches {
         // The calling thread may serve the kernel, which this could wait for: then the kernel's times end first.
         let (this, (done, ended)) = (Arc::clone(self), mpsc::channel());
         let work = move || {
-            for (node, _) in &invalid {
-                this.invalidate(*node, Invalid::Attributes, || false);
-            }
+            this.drop_attributes_of(invalid.iter().map(|(node, _)| *node).collect());
             let _ = done.send(());
             for (node, what) in invalid.into_iter().filter(|(_, what)| *what == Invalid::Pages) {
                 this.invalidate(node, what, || false);
@@ -140,6 +165,24 @@ impl Caches {
             );
         }
         let _ = ended.recv_timeout(FILE_LEASE_USE);
+    }
+}
+
+/// Attributes on their way to the kernel. It counts their time from when it takes them: if that was late, it drops them.
+pub struct Giving<'a> {
+    client: &'a Client,
+    node: Option<u64>,
+    since: byway_reactor::Instant,
+}
+
+impl Drop for Giving<'_> {
+    fn drop(&mut self) {
+        if now().since(self.since) <= FILE_ATTRIBUTES_LATE_MAX {
+            return;
+        }
+        let caches = &self.client.caches;
+        let nodes = self.node.map_or_else(|| caches.state().leases.given(), |node| vec![node]);
+        caches.drop_attributes_of(nodes);
     }
 }
 
@@ -197,9 +240,8 @@ impl Client {
         };
         let mut state = self.caches.state();
         let mode = state.leases.begin_reader(node, now());
-        if mode != OpenMode::Direct {
-            state.opens.uses.insert(handle, (node, Use::Reader));
-        }
+        let used = if mode == OpenMode::Direct { Use::DirectReader } else { Use::Reader };
+        state.opens.uses.insert(handle, (node, used));
         Ok((handle, mode))
     }
 
@@ -240,16 +282,22 @@ impl Client {
         believed.unwrap_or((found.attributes, Duration::ZERO))
     }
 
+    /// Attributes are about to be given to the kernel: of one node, or of those of a listing. Call it before [`Client::believed`], and
+    /// drop what it gives when the kernel has the answer.
+    pub fn giving(&self, node: Option<u64>) -> Giving<'_> {
+        Giving { client: self, node, since: now() }
+    }
+
     /// A read of a file or a listing begins that the kernel may put into its cache.
     pub fn begin_page_read(&self, node: u64) -> PageRead {
         self.caches.state().leases.begin_read(node, now())
     }
 
     /// Its bytes are about to be given to the kernel. False if they may be old by then, and programs that have mapped the file could go
-    /// on seeing them: then [`Client::drop_stale_pages`] is due.
+    /// on seeing them: then [`Client::drop_mapped_pages`] is due.
     pub fn end_page_read(&self, node: u64, read: PageRead) -> bool {
         let mut state = self.caches.state();
-        state.leases.end_read(node, read, now()) || !state.leases.has_stale_pages(node, now())
+        state.leases.end_read(node, read, now()) || !state.leases.is_drop_due(node, now())
     }
 
     /// Whether the kernel has pages of a node that [`Client::drop_stale_pages`] has to drop before the node's attributes are answered.
@@ -262,11 +310,35 @@ impl Client {
         self.caches.invalidate(node, Invalid::Pages, || false);
     }
 
-    /// Drops pages that programs may have mapped although the lease has ended.
-    pub(super) fn drop_expired_pages(&self) {
-        let expired = self.caches.state().leases.expired(now());
-        for node in expired {
-            self.caches.invalidate(node, Invalid::Pages, || false);
+    /// Has the kernel drop pages of a node that are not fresh, and takes a lease, so that pages that programs load from now on are. Waits
+    /// as [`Client::drop_stale_pages`], and for the server.
+    pub fn drop_mapped_pages(&self, node: u64) {
+        let drop_stale = || {
+            let stale = {
+                let state = self.caches.state();
+                state.leases.has_stale_pages(node, now()) || state.leases.has_stale_mapped(node, now())
+            };
+            if stale {
+                self.drop_stale_pages(node);
+            }
+            stale
+        };
+        // Before the server is asked: it may not answer.
+        if !drop_stale() || !self.caches.state().leases.wants_lease(node, now()) {
+            return;
+        }
+        let _ = self.attributes(Caller::default(), node, None);
+        let leased = {
+            let mut state = self.caches.state();
+            let leased = state.leases.is_leased(node, now());
+            if !leased {
+                state.leases.refused(node, now());
+            }
+            leased
+        };
+        if leased {
+            // What was loaded meanwhile.
+            drop_stale();
         }
     }
 

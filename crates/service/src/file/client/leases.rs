@@ -21,7 +21,8 @@ use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
 use crate::limits::{
-    FILE_CONTENDED_TIME, FILE_ENTRIES_CACHED_MAX, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL, FILE_LEASE_USE,
+    FILE_ATTRIBUTES_LATE_MAX, FILE_CONTENDED_TIME, FILE_ENTRIES_CACHED_MAX, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL,
+    FILE_LEASE_USE,
 };
 
 /// A call under way that reads: what was held when it was sent.
@@ -99,6 +100,8 @@ struct Pages {
     dropping: u32,
     /// Open files that read through the cache.
     cached: u32,
+    /// Open files that read past it. Programs may map them, and then have pages, too.
+    direct: u32,
     /// Open files that may write.
     writers: u32,
 }
@@ -116,10 +119,12 @@ struct Node<A> {
     /// By user.
     facts: Vec<(Vec<u32>, Fact)>,
     pages: Pages,
-    /// Until when the kernel may use attributes without asking.
+    /// Until when the kernel may use attributes without asking; 0 if it was given none since the last session's end.
     kernel_until: Instant,
     /// Until when files are opened past the cache: others change it.
     contended_until: Instant,
+    /// Until when no lease is asked for: the server has given none.
+    refused_until: Instant,
 }
 
 impl<A> Default for Node<A> {
@@ -134,6 +139,7 @@ impl<A> Default for Node<A> {
             pages: Pages::default(),
             kernel_until: Instant::ZERO,
             contended_until: Instant::ZERO,
+            refused_until: Instant::ZERO,
         }
     }
 }
@@ -150,23 +156,29 @@ pub struct Leases<A> {
     /// The last event that may have been of any node: what was asked before is not kept.
     unknown_event: u64,
     entry_count: usize,
+    /// The server has given a lease once.
+    granted: bool,
 }
 
 impl<A> Default for Leases<A> {
     fn default() -> Self {
         let nodes = HashMap::new();
-        Self { nodes, epoch: 0, until: Instant::ZERO, events: 0, unknown_event: 0, entry_count: 0 }
+        Self { nodes, epoch: 0, until: Instant::ZERO, events: 0, unknown_event: 0, entry_count: 0, granted: false }
     }
 }
 
 impl<A: Clone> Leases<A> {
     /// The session has ended. Gives what the kernel has to drop before the next one begins: the server takes the leases for returned
     /// then. Pages of mapped files may go after that.
-    pub fn end_session(&mut self, now: Instant) -> Vec<(u64, Invalid)> {
+    ///
+    /// Attributes are dropped whatever the time is: the kernel counts from when it takes them, and this process may have been stopped
+    /// before.
+    pub fn end_session(&mut self) -> Vec<(u64, Invalid)> {
         self.begin_session(0);
         let mut invalid = Vec::new();
-        for (number, node) in &self.nodes {
-            let attributes = node.has_kernel_attributes(now) && !seeded::is(Bug::KernelAttributesOfOldSession);
+        for (number, node) in &mut self.nodes {
+            let given = std::mem::take(&mut node.kernel_until) != Instant::ZERO;
+            let attributes = given && !seeded::is(Bug::KernelAttributesOfOldSession);
             if node.pages.is_mapped_perhaps() {
                 invalid.push((*number, Invalid::Pages));
             } else if attributes {
@@ -176,10 +188,40 @@ impl<A: Clone> Leases<A> {
         invalid
     }
 
-    /// Nodes whose pages programs may have mapped although the lease has run out: their pages are to be dropped.
-    pub fn expired(&self, now: Instant) -> Vec<u64> {
-        let expired = |node: &Node<A>| node.pages.is_mapped_perhaps() && !self.holds(node, now);
-        self.nodes.iter().filter(|(_, node)| expired(node)).map(|(number, _)| *number).collect()
+    /// Nodes whose pages programs may have mapped although they are not fresh: the pages are to be dropped.
+    pub fn stale_mapped(&self, now: Instant) -> Vec<u64> {
+        self.nodes.iter().filter(|(_, node)| self.maps_stale(node, now)).map(|(number, _)| *number).collect()
+    }
+
+    /// Whether that is so of a node.
+    pub fn has_stale_mapped(&self, node: u64, now: Instant) -> bool {
+        self.nodes.get(&node).is_some_and(|node| self.maps_stale(node, now))
+    }
+
+    /// A server that gives no leases recalls none: there pages stay.
+    fn maps_stale(&self, node: &Node<A>, now: Instant) -> bool {
+        self.granted && node.pages.is_mapped_perhaps() && (node.pages.untrusted || !self.holds(node, now))
+    }
+
+    /// Nodes of which the kernel was given attributes.
+    pub fn given(&self) -> Vec<u64> {
+        let given = |node: &Node<A>| node.kernel_until != Instant::ZERO;
+        self.nodes.iter().filter(|(_, node)| given(node)).map(|(number, _)| *number).collect()
+    }
+
+    /// Whether the client knows a node.
+    pub fn is_known(&self, node: u64) -> bool {
+        self.nodes.contains_key(&node)
+    }
+
+    /// How long the session's leases hold if nothing renews them.
+    pub fn remaining(&self, now: Instant) -> Duration {
+        self.until.since(now)
+    }
+
+    /// In how long [`Leases::needs_renewal`] is so; `None` without leases.
+    pub fn renewal_in(&self, now: Instant) -> Option<Duration> {
+        self.has_leases().then(|| (self.until + FILE_LEASE_RENEWAL).since(now + FILE_LEASE_USE))
     }
 
     /// A session begins: leases of earlier ones are over.
@@ -226,6 +268,7 @@ impl<A: Clone> Leases<A> {
         if granted.is_none() && !self.nodes.contains_key(&node) {
             return;
         }
+        self.granted |= granted.is_some();
         let (epoch, valid) = (self.epoch, now < self.until);
         let known = self.node(node);
         if known.changes > 0 && !seeded::is(Bug::LeaseDuringOwnChange) {
@@ -415,7 +458,8 @@ impl<A: Clone> Leases<A> {
         }
     }
 
-    /// A file was opened for reading: how its reads go from now on, until [`Leases::end_reader`].
+    /// A file was opened for reading: how its reads go from now on, until [`Leases::end_reader`] or
+    /// [`Leases::end_direct_reader`].
     pub fn begin_reader(&mut self, node: u64, now: Instant) -> OpenMode {
         let leased = self.is_leased(node, now);
         let keep = self.has_fresh_pages(node, now);
@@ -424,7 +468,17 @@ impl<A: Clone> Leases<A> {
                 known.pages.cached += 1;
                 OpenMode::Cached { keep }
             }
-            _ => OpenMode::Direct,
+            _ => {
+                self.node(node).pages.direct += 1;
+                OpenMode::Direct
+            }
+        }
+    }
+
+    /// A file that reads past the cache was closed.
+    pub fn end_direct_reader(&mut self, node: u64) {
+        if let Some(known) = self.nodes.get_mut(&node) {
+            known.pages.direct = known.pages.direct.saturating_sub(1);
         }
     }
 
@@ -469,6 +523,25 @@ impl<A: Clone> Leases<A> {
         has_readers && !self.has_fresh_pages(node, now)
     }
 
+    /// Whether a lease on a node should be asked for, so that pages that are read from now on stay.
+    pub fn wants_lease(&self, node: u64, now: Instant) -> bool {
+        let Some(known) = self.nodes.get(&node) else { return false };
+        now < self.until && !self.holds(known, now) && now >= known.refused_until
+    }
+
+    /// The server was asked for a lease and gave none. Pages without a lease are dropped later then, and not at each read.
+    pub fn refused(&mut self, node: u64, now: Instant) {
+        if let Some(known) = self.nodes.get_mut(&node) {
+            known.refused_until = now + FILE_CONTENDED_TIME;
+        }
+    }
+
+    /// Whether pages that were read without a lease are to be dropped soon.
+    pub fn is_drop_due(&self, node: u64, now: Instant) -> bool {
+        let refused = self.nodes.get(&node).is_some_and(|node| now < node.refused_until);
+        !refused && (self.has_stale_pages(node, now) || self.has_stale_mapped(node, now))
+    }
+
     /// The kernel is about to be told to drop all pages of a node.
     pub fn begin_drop(&mut self, node: u64) {
         if let Some(known) = self.nodes.get_mut(&node) {
@@ -488,9 +561,9 @@ impl<A: Clone> Leases<A> {
 
 impl<A> Node<A> {
     /// Whether the kernel may use attributes without asking. Stays so when it was told to drop them: another thread, for which they
-    /// have to go too, cannot know that it has done so.
+    /// have to go too, cannot know that it has done so. The kernel counts from when it takes them.
     fn has_kernel_attributes(&self, now: Instant) -> bool {
-        now < self.kernel_until
+        now < self.kernel_until + FILE_ATTRIBUTES_LATE_MAX
     }
 
     /// Forgets attributes, entries and facts; gives how many entries.
@@ -511,8 +584,8 @@ impl Fact {
 }
 
 impl Pages {
-    /// Whether programs may have mapped pages that were believed.
+    /// Whether programs may have mapped pages. While a file is open for writing, its pages may be dirty and are not dropped.
     fn is_mapped_perhaps(&self) -> bool {
-        self.filled && !self.untrusted && self.cached > 0 && self.writers == 0
+        self.filled && self.cached + self.direct > 0 && self.writers == 0
     }
 }

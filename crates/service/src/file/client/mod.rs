@@ -20,6 +20,7 @@ mod locking;
 mod opener;
 mod slots;
 mod table;
+mod tending;
 mod unsynced;
 mod xattrs;
 
@@ -36,7 +37,7 @@ use zerocopy::little_endian::{U16, U32, U64};
 use self::caches::Caches;
 use self::connection::{Failure, Live, Server, ServerConnection};
 pub use self::files::Listed;
-pub use self::kernel::KernelCache;
+pub use self::kernel::{Giving, KernelCache};
 pub use self::list::{ListedShare, list};
 pub use self::locking::{LockKind, LockRange, Locked};
 use self::opener::{Opener, Openers};
