@@ -7,6 +7,7 @@
 //! - a frame that has the only bytes of a page is not used for another;
 //! - a page is lost only where its class and what has happened allow it, and then by name;
 //! - a page comes, or is lost, within 30 s; once the faults have stopped every slab has all of its copies again;
+//! - no page is taken for changed that nothing has changed;
 //! - a borrower that stands still loses its slabs within the keep-alive time.
 
 #![allow(dead_code, reason = "each test uses a part of it")]
@@ -313,6 +314,8 @@ impl Simulation {
         self.report.accesses = self.borrower.accesses;
         self.report.lost = self.borrower.lost;
         self.report.pool = self.borrower.client.counters();
+        let Report { flips, pool, .. } = self.report;
+        rule!(flips > 0 || pool.corrupt == 0, "{} pages were found changed, and nothing has changed one", pool.corrupt);
         self.report
     }
 
