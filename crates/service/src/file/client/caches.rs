@@ -294,7 +294,7 @@ impl Client {
 }
 
 /// Waits after a refusal, for [`REFUSED_PAUSE`] or until the client has another session, is closed or dropped.
-fn wait_refused(client: &Weak<Client>, session: u64) {
+fn wait_refused(client: &Weak<Client>, session: u64, tending: &mut Tending) {
     let end = now() + REFUSED_PAUSE;
     while now() < end {
         std::thread::park_timeout(REFUSED_POLL);
@@ -302,6 +302,7 @@ fn wait_refused(client: &Weak<Client>, session: u64) {
         if this.connection.is_closed() || this.connection.now().is_some_and(|live| live.number != session) {
             return;
         }
+        this.tend(tending);
     }
 }
 
@@ -349,7 +350,7 @@ fn serve_recalls(client: &Weak<Client>) {
                 error => {
                     tracing::warn!(%error, "the server gives no leases now: every call asks it, and it is asked again in a minute");
                     drop(this);
-                    wait_refused(client, live.number);
+                    wait_refused(client, live.number, &mut tending);
                 }
             },
             _ => this.lose(live.number),
