@@ -56,9 +56,16 @@ static char *map(uint64_t bytes) {
     return at;
 }
 
+/* More than the limit: waits, 10 s at most, until the pager has seen so and moved pages out, which takes it longer on a busy machine. */
 static char *filled(void) {
     char *at = map(PAGES * PAGE);
     fill(at, 0, PAGES, 1);
+    unsigned char here[PAGES];
+    for (int look = 0; look < 10000; look++) {
+        CHECK(mincore(at, PAGES * PAGE, here) == 0, "mincore");
+        if (memchr(here, 0, PAGES)) break;
+        usleep(1000);
+    }
     return at;
 }
 
