@@ -17,7 +17,7 @@
 // Too many operations are in flight, or messages wait for credit: wait for some to end.
 #define BYWAY_E_BUSY -3
 
-// The session has ended and is no longer known.
+// The session is unknown: the program closed it, or was told of its end.
 #define BYWAY_E_NO_SESSION -4
 
 // The session ended.

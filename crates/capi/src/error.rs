@@ -12,7 +12,7 @@ pub const BYWAY_E_INVALID: c_int = -1;
 pub const BYWAY_E_DEADLINE: c_int = -2;
 /// Too many operations are in flight, or messages wait for credit: wait for some to end.
 pub const BYWAY_E_BUSY: c_int = -3;
-/// The session has ended and is no longer known.
+/// The session is unknown: the program closed it, or was told of its end.
 pub const BYWAY_E_NO_SESSION: c_int = -4;
 /// The session ended.
 pub const BYWAY_E_ENDED: c_int = -5;
@@ -53,7 +53,7 @@ pub extern "C" fn byway_error_text(code: c_int) -> *const c_char {
         BYWAY_E_INVALID => c"a pointer is null, a text is not UTF-8, an address is not tcp://HOST:PORT or the like, or a number is out of range",
         BYWAY_E_DEADLINE => c"the deadline has passed; the operation goes on",
         BYWAY_E_BUSY => c"too many operations are in flight; wait for some to end",
-        BYWAY_E_NO_SESSION => c"there is no such session, or it has ended",
+        BYWAY_E_NO_SESSION => c"the session is unknown or has ended: connect again",
         BYWAY_E_ENDED => c"the session ended",
         BYWAY_E_RANGE => c"a range does not lie in its memory or window",
         BYWAY_E_TOO_LONG => c"a header, a payload or a list is too long",

@@ -1,4 +1,5 @@
-//! Mounts with caches: what is known costs no message, and what another mount changes is seen at once, whatever the kernel has cached.
+//! Mounts that cache: repeated looks and reads send no message, and a mount sees the changes of another one at once, whatever its kernel
+//! has cached.
 //!
 //! 10 s of changes and looks; 10 minutes with `BYWAY_LONG=1`.
 

@@ -1,15 +1,15 @@
 //! Puts and gets of nodes in a steady state: what they take from the allocator. A program of its own, whose allocator counts.
 
+mod turned_pair;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Address, Node, NodeOptions, Op, Outcome, Rights, Session, WaitError, parse_address};
+use byway_fabric::node::{Address, NodeOptions, Op, Rights, parse_address};
 use byway_reactor::{IoChoice, Reactor};
+use turned_pair::Pair;
 
-/// Whatever hangs, hangs for so long.
-const PATIENCE: Duration = Duration::from_secs(20);
 /// Operations until all tables and lists have their size, and then those that are counted.
 const WARM_UP: usize = 500;
 const COUNTED: usize = 500;
@@ -41,53 +41,12 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Two nodes that one thread turns in turn, so that nothing else runs.
-struct Pair {
-    server: Node,
-    client: Node,
-    to_client: Session,
-    to_server: Session,
-}
-
-impl Pair {
-    fn new(address: &Address, io: IoChoice) -> Self {
-        let options = NodeOptions { io, frame_bytes: 16 << 20, ..NodeOptions::default() };
-        let (server, client) = (Node::open(&options).unwrap(), Node::open(&options).unwrap());
-        let bound = server.listen(address).unwrap();
-        let address = bound.map_or_else(|| address.clone(), Address::Tcp);
-        let (accept, connect) = (server.start_accept().unwrap(), client.start_connect(&address).unwrap());
-        let [to_server, to_client] = [&connect, &accept].map(|op| match turn_until_ended(&[&server, &client], op) {
-            Outcome::Session(session) => session,
-            other => panic!("{other:?}"),
-        });
-        Self { server, client, to_client, to_server }
-    }
-
-    fn end(&self, op: &Op) {
-        assert_eq!(turn_until_ended(&[&self.client, &self.server], op), Outcome::Done);
-    }
-}
-
-fn turn_until_ended(nodes: &[&Node], op: &Op) -> Outcome {
-    let began = Instant::now();
-    loop {
-        for node in nodes {
-            node.progress().unwrap();
-        }
-        match op.test() {
-            Ok(result) => return result.unwrap(),
-            Err(WaitError::Deadline) => assert!(began.elapsed() < PATIENCE, "the operation does not end"),
-            Err(error) => panic!("{error}"),
-        }
-    }
-}
-
 /// Allocations of puts and of gets of that many bytes.
 fn allocations(address: &Address, io: IoChoice, lends: bool, len: usize) -> [u64; 2] {
     // The other tests of this program allocate too.
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let pair = Pair::new(address, io);
+    let pair = Pair::new(address, &NodeOptions { io, frame_bytes: 16 << 20, ..NodeOptions::default() });
     let theirs = if lends { pair.server.register_shared(len) } else { pair.server.register(len) }.unwrap();
     let mine = pair.client.register(len).unwrap();
     let window = pair.server.open_window(pair.to_client, &theirs, 0..len, Rights::BOTH).unwrap();

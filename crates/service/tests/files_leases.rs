@@ -135,13 +135,29 @@ impl KernelCache for FakeKernel {
     }
 }
 
+/// A share of `file`, which has 5 bytes, and a client of it with a kernel.
+struct Mount {
+    _below: tempfile::TempDir,
+    server: Server,
+    kernel: Arc<FakeKernel>,
+    one: Cached,
+}
+
+impl Mount {
+    fn new() -> Self {
+        let below = tempfile::tempdir().unwrap();
+        std::fs::write(below.path().join("file"), b"12345").unwrap();
+        let server = Server::start(tcp(), vec![exclusive(below.path())]);
+        let kernel = Arc::new(FakeKernel::default());
+        let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+        Self { _below: below, server, kernel, one }
+    }
+}
+
 #[test]
 fn a_kernel_drops_what_it_has_before_a_change_is_done() {
-    let below = tempfile::tempdir().unwrap();
-    std::fs::write(below.path().join("file"), b"12345").unwrap();
-    let server = Server::start(tcp(), vec![exclusive(below.path())]);
-    let (kernel, two) = (Arc::new(FakeKernel::default()), Cached::connect(&server));
-    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let Mount { _below, server, kernel, one } = Mount::new();
+    let two = Cached::connect(&server);
     let (file, same) = (one.find(b"file").unwrap(), two.find(b"file").unwrap());
     let known = || Found { node: file, attributes: one.0.attributes(ME, file, None).unwrap() };
     let valid = || one.0.believed(&known()).1;
@@ -175,11 +191,8 @@ fn a_kernel_drops_what_it_has_before_a_change_is_done() {
 
 #[test]
 fn pages_of_a_mapped_file_go_with_a_change_of_the_own_mount_and_come_back_under_a_lease() {
-    let below = tempfile::tempdir().unwrap();
-    std::fs::write(below.path().join("file"), b"12345").unwrap();
-    let server = Server::start(tcp(), vec![exclusive(below.path())]);
-    let (kernel, two) = (Arc::new(FakeKernel::default()), Cached::connect(&server));
-    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let Mount { _below, server, kernel, one } = Mount::new();
+    let two = Cached::connect(&server);
     let (file, same) = (one.find(b"file").unwrap(), two.find(b"file").unwrap());
     until_cached(&server, || _ = one.size(file));
     let (handle, mode) = one.0.open_for_kernel(ME, file, 0).unwrap();
@@ -214,11 +227,7 @@ fn pages_of_a_mapped_file_go_with_a_change_of_the_own_mount_and_come_back_under_
 
 #[test]
 fn attributes_that_the_kernel_takes_late_are_invalidated() {
-    let below = tempfile::tempdir().unwrap();
-    std::fs::write(below.path().join("file"), b"12345").unwrap();
-    let server = Server::start(tcp(), vec![exclusive(below.path())]);
-    let kernel = Arc::new(FakeKernel::default());
-    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let Mount { _below, server: _server, kernel, one } = Mount::new();
     let file = one.find(b"file").unwrap();
     drop(one.0.giving(Some(file)));
     assert_eq!(kernel.take(), [], "in time");
@@ -232,11 +241,7 @@ fn attributes_that_the_kernel_takes_late_are_invalidated() {
 
 #[test]
 fn a_session_ends_also_for_nodes_that_the_kernel_is_about_to_put_in() {
-    let below = tempfile::tempdir().unwrap();
-    std::fs::write(below.path().join("file"), b"12345").unwrap();
-    let server = Server::start(tcp(), vec![exclusive(below.path())]);
-    let kernel = Arc::new(FakeKernel::default());
-    let one = Cached::connect_for(&server, Some(Arc::clone(&kernel) as Arc<dyn KernelCache>));
+    let Mount { _below, server, kernel, one } = Mount::new();
     let file = one.find(b"file").unwrap();
     let known = || Found { node: file, attributes: one.0.attributes(ME, file, None).unwrap() };
     until_cached(&server, || _ = one.0.believed(&known()));

@@ -67,8 +67,8 @@ pub struct Options {
     pub class: u8,
     /// What it brings to handshakes.
     pub terms: Terms,
-    /// Silence of a peer from which a reply is expected, after which it is probed; after twice that it is dead. What is longer than
-    /// [`KEEP_ALIVE_MAX`] is that.
+    /// A peer that owes a reply is probed after so much silence, and is dead after twice that. Values above [`KEEP_ALIVE_MAX`] are cut to
+    /// it.
     pub keep_alive: Duration,
     /// How much of a program's own memory stays registered with each device of RDMA after its use.
     pub registrations: registration::Limits,

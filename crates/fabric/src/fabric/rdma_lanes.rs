@@ -6,7 +6,7 @@
 //! [`FLAG_PLACED`](crate::wire::FLAG_PLACED), which arrives after the bytes. A server exposes nothing.
 //!
 //! Payloads have no checksum of byway's here: each packet has one on the wire, and the peer may change placed bytes until
-//! its window is closed. There is no TLS either.
+//! its window is closed. RDMA sessions have no TLS.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;

@@ -3,7 +3,7 @@
 //! A put or get is checked against the peer's [grants](super::grants) first: a mistake is then refused here and not by the
 //! device, which would end the connection. All pieces of one get count as the one use of a window for one use. When the last
 //! piece has ended, the window's owner is told and closes it. A get of which no piece reached the device, because the memory to
-//! be filled could not be registered, is no use of the window.
+//! be filled could not be registered, does not count as a use of the window.
 
 use std::rc::Rc;
 

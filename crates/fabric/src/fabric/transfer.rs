@@ -69,7 +69,7 @@ pub enum GetError {
 /// A get that has ended.
 #[derive(Debug)]
 pub struct EndedGet {
-    /// Its frame, with what was asked for if it went well. None with [`GetError::GivenUp`], and with no other error.
+    /// The frame, which holds the bytes if the get succeeded. `None` only with [`GetError::GivenUp`].
     pub frame: Option<Frame>,
     /// What the get was begun with.
     pub context: u64,

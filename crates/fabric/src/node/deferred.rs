@@ -75,7 +75,7 @@ impl NodeSession {
         self.streamed.contains_key(&to.window.0) && to.ranges.iter().all(is_reached)
     }
 
-    /// Which of what is deferred may begin: the first, or a get behind it, see [`NodeSession::must_defer`].
+    /// The deferred operation that may begin: the first, or a get behind it ([`NodeSession::must_defer`]).
     fn next_to_begin(&self, fabric: &Fabric) -> Option<usize> {
         if self.moving.is_some() {
             return None;

@@ -17,7 +17,7 @@ pub enum SubmitError {
     #[error("too many operations are in flight; wait for some to end")]
     Busy,
     /// No such session: it was closed, or its end was told already.
-    #[error("there is no such session, or it has ended")]
+    #[error("the session is unknown or has ended: connect again")]
     NoSession,
     /// The session has ended.
     #[error("the session ended: {0}")]
