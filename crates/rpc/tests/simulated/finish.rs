@@ -10,7 +10,7 @@ use super::calls::KEPT;
 use super::ledger::{Mode, Report};
 use super::life::{GRANT_CALLS, GRANT_MESSAGES, Life, Pending, ip};
 use super::rules::{broken, rule};
-use super::{NODES, Simulation};
+use super::{NODES, STALL_MAX, Simulation};
 
 /// Until everything has ended once the faults have.
 const ENDS_WITHIN: Duration = Duration::from_secs(30);
@@ -60,8 +60,10 @@ impl Simulation {
         }
     }
 
-    /// Everything that was begun ends, all are connected, and all messages over the sessions that are up have come.
+    /// Everything that was begun ends, all are connected, and all messages over the sessions that are up have come. This holds for
+    /// longer than a stall lasts: a call whose caller has given up may still be behind one.
     fn settle(&mut self, after: &str) {
+        let mut quiet_until = None;
         self.until(&format!("everything has ended after {after}"), ENDS_WITHIN, |run| {
             let mut has_ended = true;
             for life in run.nodes.iter_mut().flatten() {
@@ -74,9 +76,9 @@ impl Simulation {
                 life.turn(&run.world, &mut run.ledger);
                 has_ended &= life.is_idle() && life.is_connected(&run.ledger);
             }
-            // Messages may be on their way behind a stall that has not ended.
             let (sent, received) = run.messages();
-            has_ended && sent == received
+            quiet_until = quiet_until.filter(|_| has_ended && sent == received);
+            run.world.now() >= *quiet_until.get_or_insert(run.world.now() + STALL_MAX + MESSAGE_TIME_MAX)
         });
     }
 

@@ -37,6 +37,8 @@ use self::rules::rule;
 const NODES: usize = 4;
 const ROUNDS: usize = 60;
 const CRASHES_MAX: u64 = 2;
+/// The longest that a stall lasts.
+const STALL_MAX: Duration = Duration::from_millis(100);
 /// A call that is late by more is one that nobody looks after: nodes are turned whenever there is something to do.
 const LATE_MAX: Duration = Duration::from_millis(1);
 /// What every seed does at least.
@@ -145,6 +147,7 @@ impl Simulation {
             partition_max: Duration::from_millis(1500),
             resets_per_second: often(6.0),
             delays_per_second: 6.0,
+            delay_max: STALL_MAX,
             ..FaultPlan::default()
         }
     }
