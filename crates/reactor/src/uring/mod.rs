@@ -393,6 +393,22 @@ impl Uring {
         }
         let wait = if self.os.ready.is_empty() { wait } else { Wait::Poll };
         self.enter(wait)?;
+        if !self.ring.completion().is_empty() {
+            self.take_completions();
+        }
+        if self.os.workers.pending() > 0 {
+            self.collect_jobs();
+        }
+        if self.os.timers.len() > 0 {
+            self.os.expire_timers(monotonic());
+        }
+        if !self.os.ready.is_empty() {
+            into.extend(self.os.ready.drain(..));
+        }
+        Ok(())
+    }
+
+    fn take_completions(&mut self) {
         let mut reaped = std::mem::take(&mut self.reaped);
         reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())));
         for (data, result, flags) in reaped.drain(..) {
@@ -403,14 +419,6 @@ impl Uring {
             self.take_completion(data, result, io_uring::cqueue::more(flags));
         }
         self.reaped = reaped;
-        if self.os.workers.pending() > 0 {
-            self.collect_jobs();
-        }
-        if self.os.timers.len() > 0 {
-            self.os.expire_timers(monotonic());
-        }
-        into.extend(self.os.ready.drain(..));
-        Ok(())
     }
 
     /// Whether nothing has completed, as far as can be seen, and nothing is to be submitted.
