@@ -90,7 +90,7 @@ pub use capabilities::{Capabilities, OneSided, WireKind};
 pub use checksum::{append_payload, payload_checksum};
 pub use deficit::Deficit;
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, Rights};
-pub use fabric::{EndedGet, Fabric, FabricCounters, GetError, Handler, Options, PayloadMeta, Remote, Route, Slab};
+pub use fabric::{EndedGet, Fabric, FabricCounters, GetError, Handler, Options, PayloadMeta, Put, Remote, Route, Slab};
 pub use feedback::{Feedback, Stall};
 pub use registry::Registry;
 pub use session::{Agreed, ClientId, CloseReason, Identity, PayloadChecksum, Terms};

@@ -7,9 +7,10 @@
 //! A key is 64 bits: 20 name the slot, 44 are random and new at each use of the slot. A guess over a session that allows
 //! one million wrong tries a second takes 100 days on average, and every wrong try is counted.
 
+use std::ops::Range;
 use std::rc::Rc;
 
-use byway_reactor::Frame;
+use byway_reactor::{Frame, FrameRange};
 
 use crate::limits::{GRANTS_MAX, WINDOWS_MAX};
 use crate::random::Random;
@@ -154,17 +155,17 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Opens `frame[start..start + len]` for the peer of `session` to fill. `None` (and the frame is gone) at
+    /// Opens `memory` for the peer of `session` to fill. `None` (and the frame is gone) at
     /// [`WINDOWS_MAX`]: see [`Windows::is_full`].
     pub fn open_target(
         &mut self,
         random: &mut Random,
         session: SessionId,
-        (frame, start, len): (Frame, usize, usize),
+        memory: FrameRange,
         context: u64,
     ) -> Option<WindowKey> {
-        assert!(start + len <= frame.len(), "range within the frame");
-        self.open(random, session, (start, len), context, WindowBacking::Target(frame))
+        assert!(memory.end() <= memory.frame.len(), "range within the frame");
+        self.open(random, session, memory.start..memory.end(), context, WindowBacking::Target(memory.frame))
     }
 
     /// Opens all of `frame` for what is got from the peer of `session`.
@@ -182,7 +183,7 @@ impl Windows {
             return Err(frame);
         }
         let len = frame.len();
-        let key = self.open(random, session, (0, len), context, WindowBacking::Target(frame));
+        let key = self.open(random, session, 0..len, context, WindowBacking::Target(frame));
         let key = key.unwrap_or(WindowKey(0));
         if let Some(window) = self.find(key) {
             window.get = true;
@@ -190,16 +191,16 @@ impl Windows {
         Ok(key)
     }
 
-    /// Opens `frame[start..start + len]` for the peer of `session` to read.
+    /// Opens `memory` for the peer of `session` to read.
     pub fn open_source(
         &mut self,
         random: &mut Random,
         session: SessionId,
-        (frame, start, len): (Rc<Frame>, usize, usize),
+        memory: FrameRange<Rc<Frame>>,
         context: u64,
     ) -> Option<WindowKey> {
-        assert!(start + len <= frame.len(), "range within the frame");
-        self.open(random, session, (start, len), context, WindowBacking::Source(frame))
+        assert!(memory.end() <= memory.frame.len(), "range within the frame");
+        self.open(random, session, memory.start..memory.end(), context, WindowBacking::Source(memory.frame))
     }
 
     /// Whether a slot is free whose place can be told to a peer that reaches windows by its device: see [`GRANTS_MAX`].
@@ -225,14 +226,14 @@ impl Windows {
             self.free.swap(place, last);
         }
         let len = window.len();
-        self.open(random, session, (0, len), context, WindowBacking::Exposed(Box::new(window)))
+        self.open(random, session, 0..len, context, WindowBacking::Exposed(Box::new(window)))
     }
 
     fn open(
         &mut self,
         random: &mut Random,
         session: SessionId,
-        (start, len): (usize, usize),
+        range: Range<usize>,
         context: u64,
         backing: WindowBacking,
     ) -> Option<WindowKey> {
@@ -240,6 +241,7 @@ impl Windows {
             return None;
         }
         let secret = (random.next_u64() & !SLOT_MASK).max(1 << SLOT_BITS);
+        let (start, len) = (range.start, range.len());
         let window =
             Window { secret, users: Users::One(session), start, len, context, get: false, once: false, backing };
         let index = if let Some(index) = self.free.pop() {
@@ -529,9 +531,12 @@ mod tests {
     #[test]
     fn a_wrong_key_session_bound_or_right_touches_nothing_and_is_counted() {
         let (mut windows, mut random, pool) = table();
-        let target = windows.open_target(&mut random, SESSION, (pool.alloc(8192).unwrap(), 4096, 4096), 7).unwrap();
-        let source =
-            windows.open_source(&mut random, SESSION, (Rc::new(pool.alloc(4096).unwrap()), 0, 4096), 8).unwrap();
+        let target = windows
+            .open_target(&mut random, SESSION, FrameRange::new(pool.alloc(8192).unwrap(), 4096, 4096), 7)
+            .unwrap();
+        let source = windows
+            .open_source(&mut random, SESSION, FrameRange::new(Rc::new(pool.alloc(4096).unwrap()), 0, 4096), 8)
+            .unwrap();
         let guesses = [
             (SESSION, WindowKey(target.0 ^ 1 << 40), 0, 1, WindowError::Key),
             (SESSION, WindowKey(0), 0, 0, WindowError::Key),
@@ -559,7 +564,8 @@ mod tests {
     fn a_shared_window_is_of_all_its_sessions_and_closes_with_the_last() {
         let (mut windows, mut random, pool) = table();
         let third = SessionId::new(3, 1);
-        let key = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
+        let key =
+            windows.open_target(&mut random, SESSION, FrameRange::new(pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
         windows.share(key, vec![SESSION, OTHER]);
         for session in [SESSION, OTHER] {
             let (frame, _) = windows.lend(session, key, 0, 4096).unwrap();
@@ -579,13 +585,15 @@ mod tests {
     #[test]
     fn a_window_that_is_being_filled_closes_when_it_is_filled() {
         let (mut windows, mut random, pool) = table();
-        let key = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
+        let key =
+            windows.open_target(&mut random, SESSION, FrameRange::new(pool.alloc(4096).unwrap(), 0, 4096), 7).unwrap();
         let (frame, _) = windows.lend(SESSION, key, 0, 4096).unwrap();
         assert!(matches!(windows.close(key), Closed::WhenReceived));
         assert_eq!(windows.lend(SESSION, key, 0, 1).unwrap_err(), WindowError::Busy);
         assert!(matches!(windows.give_back(key, frame), GivenBack::Closed { context: 7, .. }));
         assert!(windows.is_empty());
-        let again = windows.open_target(&mut random, SESSION, (pool.alloc(4096).unwrap(), 0, 4096), 9).unwrap();
+        let again =
+            windows.open_target(&mut random, SESSION, FrameRange::new(pool.alloc(4096).unwrap(), 0, 4096), 9).unwrap();
         assert_ne!(again, key, "a slot's next key is another");
         assert_eq!(windows.lend(SESSION, key, 0, 1).unwrap_err(), WindowError::Key);
     }

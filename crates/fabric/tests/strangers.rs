@@ -16,13 +16,13 @@ impl Handler for Nobody {
         panic!("a stranger has a session");
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header)) {
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, kind: Kind, _: &Header) {
         panic!("{kind:?} of a stranger");
     }
 
     fn drained(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId) {}
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, kind: Kind, _: &Header, _: &[u8]) {
         panic!("{kind:?} of a stranger");
     }
 

@@ -359,19 +359,31 @@ impl Gather {
 /// Memory that a receive fills, in order: ranges of frames.
 #[derive(Debug, Default)]
 pub struct Scatter {
-    pub(crate) pieces: Vec<Piece>,
+    pub(crate) pieces: Vec<FrameRange>,
     len: usize,
 }
 
-/// A range of a frame that is received into.
-#[derive(Debug)]
-pub struct Piece {
+/// `frame[start..start + len]`, of a frame or of one that others keep as well (`Rc<Frame>`).
+#[derive(Clone, Debug)]
+pub struct FrameRange<F = Frame> {
     /// The memory.
-    pub frame: Frame,
+    pub frame: F,
     /// First byte.
     pub start: usize,
     /// Bytes.
     pub len: usize,
+}
+
+impl<F> FrameRange<F> {
+    /// `len` bytes from `start` on.
+    pub const fn new(frame: F, start: usize, len: usize) -> Self {
+        Self { frame, start, len }
+    }
+
+    /// The byte behind the last.
+    pub const fn end(&self) -> usize {
+        self.start + self.len
+    }
 }
 
 impl Scatter {
@@ -391,7 +403,7 @@ impl Scatter {
     pub fn push(&mut self, frame: Frame, start: usize, len: usize) {
         assert!(start + len <= frame.len(), "range within the frame");
         self.len += len;
-        self.pieces.push(Piece { frame, start, len });
+        self.pieces.push(FrameRange { frame, start, len });
     }
 
     /// Bytes in all.
@@ -417,7 +429,7 @@ impl Scatter {
     }
 
     /// Takes the pieces out, in order, and keeps the memory of the list.
-    pub fn drain(&mut self) -> impl Iterator<Item = Piece> + '_ {
+    pub fn drain(&mut self) -> impl Iterator<Item = FrameRange> + '_ {
         self.len = 0;
         self.pieces.drain(..)
     }

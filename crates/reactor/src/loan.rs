@@ -62,15 +62,15 @@ pub struct RestingLoan {
 impl SharedFile {
     /// Of a file that was just made, and is mapped as a whole.
     pub(crate) fn made(fd: OwnedFd, bytes: usize) -> Self {
-        Self::new(fd, (0, bytes as u64), true)
+        Self::new(fd, 0, bytes as u64, true)
     }
 
-    /// Of a file of the caller's.
-    pub(crate) fn of_caller(fd: BorrowedFd<'_>, place: (u64, u64)) -> Result<Self, Errno> {
-        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, place, false))
+    /// Of `bytes` bytes of a file of the caller's, from byte `from` on.
+    pub(crate) fn of_caller(fd: BorrowedFd<'_>, from: u64, bytes: u64) -> Result<Self, Errno> {
+        Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, from, bytes, false))
     }
 
-    fn new(fd: OwnedFd, (from, bytes): (u64, u64), is_ours: bool) -> Self {
+    fn new(fd: OwnedFd, from: u64, bytes: u64, is_ours: bool) -> Self {
         let [is_sealed, was_written, taken_back, pinned] = [(); 4].map(|()| AtomicBool::new(false));
         Self { fd, from, bytes, is_ours, is_sealed, lent: AtomicIsize::new(0), was_written, taken_back, pinned }
     }

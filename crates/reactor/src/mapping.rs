@@ -71,7 +71,7 @@ impl Mapping {
     /// See [`FileMemoryError`].
     pub fn of_file(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<Self, FileMemoryError> {
         let (region, all) = Region::of_file(file, offset, bytes)?;
-        let file = SharedFile::of_caller(file, (offset, all)).map_err(FileMemoryError::Io)?;
+        let file = SharedFile::of_caller(file, offset, all).map_err(FileMemoryError::Io)?;
         Ok(Self::over(region, Some(file)))
     }
 

@@ -35,9 +35,9 @@ impl Handler for Impostor {
         fabric.say_goodbye(reactor, session, byway_fabric::wire::RefuseCode::ShuttingDown);
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header), _: &[u8]) {}
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header, _: &[u8]) {}
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: CloseReason) {
         self.down = true;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, parse_address};
 use byway_fabric::{
-    DESCRIPTOR_BYTES, Descriptor, EndedGet, Options, PayloadMeta, Registry, Remote, SessionId, Slot, Slots,
+    DESCRIPTOR_BYTES, Descriptor, EndedGet, Options, PayloadMeta, Put, Registry, Remote, SessionId, Slot, Slots,
 };
 use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
@@ -57,11 +57,10 @@ impl Service for Echo {
                 bytes.reverse();
                 frame.write(0, &bytes);
                 let Some(route) = at.sessions.reply(call, 0, bytes.len(), &[]) else { return };
-                let (len, lane) = (bytes.len(), at.fabric.route(session));
-                let to = (Remote { window: window.put_key(), offset: 0 }, route.header);
-                let meta = PayloadMeta { len, checksum: None };
-                let put = at.fabric.put(at.reactor, (session, lane), to, meta, |to| to.push_frame(frame, 0, len));
-                put.expect("a frame can be read");
+                let (len, to) = (bytes.len(), Remote { window: window.put_key(), offset: 0 });
+                let payload = PayloadMeta { len, checksum: None };
+                let put = Put { session, route: at.fabric.route(session), to, header: route.header, payload };
+                at.fabric.put(at.reactor, put, |to| to.push_frame(frame, 0, len)).expect("a frame can be read");
             }
             _ => at.sessions.answer(at.fabric, call, Status::Malformed as u16, (&[], &[])),
         }
@@ -74,7 +73,7 @@ impl Echo {
         let tag = self.reversing.insert((call, window)).to_u64();
         at.sessions.begin_request(call.session);
         let from = Remote { window: window.get_key(), offset: 0 };
-        if at.get(call.session, from, into, (ECHO, tag)).is_err() {
+        if at.get(call.session, from, into, ECHO, tag).is_err() {
             self.reversing.remove(Slot::from_u64(tag));
             at.sessions.answer(at.fabric, call, BUSY, (&[], &[]));
             at.sessions.end_request(at.fabric, call.session);

@@ -14,7 +14,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use byway_reactor::{Frame, FramePool, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait};
+use byway_reactor::{
+    Frame, FramePool, FrameRange, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait,
+};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{
     Begun, BlockError, Done, ENGINE_CLASS, Engine, OpenError, OpenHere, Outcome, Payload, ReadFlags, Slice, Step,
@@ -169,7 +171,14 @@ impl Rig {
             let mut frame: Frame = self.reactor.frames().alloc(len).unwrap();
             frame.write(0, &bytes[..len]);
             let flags = WriteFlags { durable };
-            let step = self.engine.write(&mut self.reactor, self.volume, offset, (frame, len), flags, Tag(7));
+            let step = self.engine.write(
+                &mut self.reactor,
+                self.volume,
+                offset,
+                FrameRange::new(frame, 0, len),
+                flags,
+                Tag(7),
+            );
             self.unit(step.map(Step::from))?;
             offset += len as u64;
             bytes = &bytes[len..];
@@ -339,7 +348,7 @@ fn requests_for_no_bytes_end_at_once() {
                         assert!(matches!(engine.zero(reactor, id, (offset, 0), zero, Tag(7)), Ok(Step::Now(()))));
                     }
                     let flags = WriteFlags { durable: true };
-                    let step = engine.write(reactor, id, offset, (frame, 0), flags, Tag(7));
+                    let step = engine.write(reactor, id, offset, FrameRange::new(frame, 0, 0), flags, Tag(7));
                     assert_eq!(step, Ok(Begun::Now));
                     assert!(matches!(engine.prefetch(reactor, id, (offset, 0), Tag(7)), Ok(Step::Now(()))));
                     let extents = engine.extents(reactor, id, (offset, 0), 100, Tag(7));

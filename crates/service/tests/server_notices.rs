@@ -95,7 +95,8 @@ impl Handler for Client {
         fabric: &mut Fabric,
         _: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     ) {
         match self.calls.message(session, kind, header, payload).unwrap() {
@@ -115,7 +116,7 @@ impl Handler for Client {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         self.ended = Some(reason);

@@ -46,7 +46,8 @@ impl Handler for Answers {
         _: &mut Fabric,
         _: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     ) {
         match self.calls.message(session, kind, header, payload).unwrap() {
@@ -56,7 +57,7 @@ impl Handler for Answers {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, reason: CloseReason) {
         self.down = Some(reason);

@@ -10,7 +10,7 @@ use byway_fabric::{
     ClientId, CloseReason, Deficit, EndedGet, Fabric, GetError, Handler, Identity, Options, Registry, Remote,
     SessionId, Slot, Slots, WindowKey,
 };
-use byway_reactor::{Address, Frame, FramePool, Instant, Reactor, Token};
+use byway_reactor::{Address, Frame, FramePool, FrameRange, Instant, Reactor, Token};
 use byway_rpc::message::{CallBody, ReplyBody, call_number};
 use zerocopy::FromZeros;
 
@@ -151,7 +151,8 @@ impl Handler for Server {
         _fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (_, header): (Kind, &Header),
+        _: Kind,
+        header: &Header,
         _payload: &[u8],
     ) {
         let body: CallBody = header.body();
@@ -167,7 +168,7 @@ impl Handler for Server {
         self.waiting.push(session.index as usize, asked);
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn got(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, session: SessionId, get: EndedGet) {
         let Some(asked) = self.getting.remove(Slot::from_u64(get.context)) else { return };
@@ -271,8 +272,9 @@ impl Writers {
     fn ask(&mut self, fabric: &mut Fabric, reactor: &Reactor, client: usize) {
         let (session, block_bytes) = (self.sessions[client].0, self.clients.block_bytes());
         let begun = self.clients.begin(client, reactor.now()).and_then(|(frame, sequence)| {
-            let window =
-                fabric.open_source(session, (frame, 0, block_bytes), 0).map_err(|_| FabricBenchError::Memory)?;
+            let window = fabric
+                .open_source(session, FrameRange::new(frame, 0, block_bytes), 0)
+                .map_err(|_| FabricBenchError::Memory)?;
             Ok((window, sequence))
         });
         let (window, sequence) = match begun {
@@ -302,7 +304,8 @@ impl Handler for Writers {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        _message: (Kind, &Header),
+        _kind: Kind,
+        _header: &Header,
         _payload: &[u8],
     ) {
         let client = self.by_slot[session.index as usize];
@@ -313,7 +316,7 @@ impl Handler for Writers {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn down(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, reason: CloseReason) {
         self.failed = Some(FabricBenchError::Failed(reason.to_string()));

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use byway_fabric::rdma::transport::{ConnectionId, CreditError, Down, Event, GetFailed, Got, Received, Transport};
 use byway_fabric::rdma::{Report, Window, WindowAddress, WorkError};
 use byway_fabric::registration::Limits;
-use byway_reactor::{Frame, Gather, IoChoice, Reactor, Token, Wait};
+use byway_reactor::{Frame, FrameRange, Gather, IoChoice, Reactor, Token, Wait};
 
 use crate::memory::pattern;
 use crate::node::{Node, Outcome, PATIENCE, Pair, ensure};
@@ -174,7 +174,11 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         let bytes = pattern(number as u64, len);
         let free = sides.server.reactor.frames().free_bytes();
         let target = sides.client.frame(&vec![0xa5; len + 2 * FENCE])?;
-        let window = sides.client.transport.open_target(client, (target, FENCE, len)).map_err(|(error, _)| error)?;
+        let window = sides
+            .client
+            .transport
+            .open_target(client, FrameRange::new(target, FENCE, len))
+            .map_err(|(error, _)| error)?;
         let mut gather = sides.server.transport.gather();
         for piece in bytes.chunks(len.div_ceil(40)) {
             if piece.len() % 2 == 0 {
@@ -196,7 +200,7 @@ pub fn transfers(pair: Pair) -> Outcome<String> {
         ensure(fence.iter().all(|byte| *byte == 0xa5), || "bytes around a window were touched".into())?;
 
         let source = Rc::new(frame);
-        let window = sides.client.transport.open_source(client, (Rc::clone(&source), FENCE, len))?;
+        let window = sides.client.transport.open_source(client, FrameRange::new(Rc::clone(&source), FENCE, len))?;
         let into = sides.server.frame(&vec![0; len])?;
         sides.server.transport.get(server, window.address(), into, 7).map_err(|_| "not up")?;
         let got = sides.wait_for("a get", |sides| sides.server.gots.pop())?;
@@ -265,7 +269,11 @@ pub fn keys(pair: Pair) -> Outcome<String> {
     for attempt in ["a put with a wrong key", "a put past the end", "a get from a closed window"] {
         let (client, server) = sides.connect()?;
         let target = sides.client.frame(&[0xa5; 10_000])?;
-        let window = sides.client.transport.open_target(client, (target, 1000, 8000)).map_err(|(error, _)| error)?;
+        let window = sides
+            .client
+            .transport
+            .open_target(client, FrameRange::new(target, 1000, 8000))
+            .map_err(|(error, _)| error)?;
         let right = window.address();
         let mut gather = Gather::new();
         gather.push_head(&[0xee; 100]);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, PayloadMeta, SessionId, WindowKey};
-use byway_reactor::{Address, Frame, FramePool, Reactor};
+use byway_reactor::{Address, Frame, FramePool, FrameRange, Reactor};
 
 use super::command::{Command, Mode, REGION_WINDOW_BYTES};
 use super::end::{Ask, Body, Latencies, WireEnd, cpu};
@@ -27,12 +27,12 @@ impl Handler for Came {
         self.up = true;
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (_, header): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, header: &Header, _: &[u8]) {
         self.answers += 1;
         self.last = Some(*header);
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {
         self.answers += 1;
     }
 
@@ -101,8 +101,8 @@ impl Asking {
         let frame = self.frame(len)?;
         let fabric = &mut self.end.fabric;
         let window = match ask {
-            Ask::Source => fabric.open_source(self.session, (Rc::new(frame), 0, len), 0)?,
-            _ => fabric.open_target(self.session, (frame, 0, len), 0).map_err(|(error, _)| error)?,
+            Ask::Source => fabric.open_source(self.session, FrameRange::new(Rc::new(frame), 0, len), 0)?,
+            _ => fabric.open_target(self.session, FrameRange::new(frame, 0, len), 0).map_err(|(error, _)| error)?,
         };
         let mut header = Body { ask: ask as u8, ..Body::default() }.header(Kind::Call);
         header.window.set(window.0);

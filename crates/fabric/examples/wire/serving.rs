@@ -4,7 +4,7 @@ use std::error::Error;
 use std::sync::Arc;
 
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{CloseReason, EndedGet, Fabric, Handler, PayloadMeta, Registry, Remote, SessionId, WindowKey};
+use byway_fabric::{CloseReason, EndedGet, Fabric, Handler, PayloadMeta, Put, Registry, Remote, SessionId, WindowKey};
 use byway_reactor::{Frame, Instant, Reactor};
 
 use super::command::{Command, REGION_WINDOW_BYTES, REGION_WINDOWS_MAX};
@@ -79,9 +79,9 @@ impl WireServer {
 
     fn put(fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, window: WindowKey, frame: Frame) {
         let (len, route) = (frame.len(), fabric.route(session));
-        let to = (Remote { window, offset: 0 }, Body::default().header(Kind::Reply));
-        let meta = PayloadMeta { len, checksum: None };
-        let put = fabric.put(reactor, (session, route), to, meta, |gather| gather.push_frame(frame, 0, len));
+        let (to, header) = (Remote { window, offset: 0 }, Body::default().header(Kind::Reply));
+        let put = Put { session, route, to, header, payload: PayloadMeta { len, checksum: None } };
+        let put = fabric.put(reactor, put, |gather| gather.push_frame(frame, 0, len));
         debug_assert!(put.is_ok(), "a frame can be read");
     }
 
@@ -148,7 +148,8 @@ impl Handler for WireServer {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (_, header): (Kind, &Header),
+        _: Kind,
+        header: &Header,
         payload: &[u8],
     ) {
         let body = Body::of(header);
@@ -194,7 +195,7 @@ impl Handler for WireServer {
         }
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn got(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, get: EndedGet) {
         let context = get.context;

@@ -20,12 +20,13 @@ pub trait Handler {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        message: (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     );
 
     /// A put came: a `Data` or `Reply` whose payload lies in the window that the header names.
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, message: (Kind, &Header));
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, kind: Kind, header: &Header);
 
     /// A get ended. Each get ends exactly once, before its session is drained. Does nothing by default.
     fn got(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, get: EndedGet) {
@@ -38,9 +39,10 @@ pub trait Handler {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        refused: (&Header, WindowError),
+        header: &Header,
+        error: WindowError,
     ) {
-        let _ = (fabric, reactor, session, refused);
+        let _ = (fabric, reactor, session, header, error);
     }
 
     /// The peer of a session no longer reaches a window that it was told of, since it was recalled or the session has ended. For

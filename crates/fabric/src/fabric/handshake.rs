@@ -86,7 +86,7 @@ impl Fabric {
         }
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
         let capabilities = Capabilities::on(reactor, WireKind::of_address(&to), tls.is_some());
-        let mut state = Session::new((Role::Client, identity), capabilities, (terms, agreed), lanes, liveness);
+        let mut state = Session::new(Role::Client, identity, capabilities, terms, agreed, lanes, liveness);
         (state.remote, state.tls) = (Some(to), tls);
         let session = self.sessions.insert(state);
         self.connect_lane(reactor, session, 0);
@@ -361,8 +361,8 @@ impl Fabric {
         let peer = peer.or_else(|| reactor.peer_address(socket?));
         self.counters.sessions += 1;
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
-        let terms = (self.options.terms, agreed);
-        let mut state = Session::new((Role::Server, *identity), capabilities, terms, lanes, liveness);
+        let terms = self.options.terms;
+        let mut state = Session::new(Role::Server, *identity, capabilities, terms, agreed, lanes, liveness);
         (state.tls_peer, state.peer) = (tls_peer, peer);
         if let Some(rdma) = state.wire.rdma_mut() {
             rdma.connection = connection;

@@ -142,7 +142,8 @@ impl Fabric {
     pub fn lend_window(
         &mut self,
         reactor: &mut Reactor,
-        (session, window): (SessionId, WindowKey),
+        session: SessionId,
+        window: WindowKey,
         mapping: &Mapping,
         range: Range<usize>,
         write: bool,

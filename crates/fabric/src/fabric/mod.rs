@@ -27,13 +27,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
+use byway_reactor::{Address, Completion, Errno, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
 
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
 use self::rdma_lanes::RdmaLanes;
 pub use self::slab::Slab;
-pub use self::transfer::{EndedGet, GetError, PayloadMeta, Remote, Route};
+pub use self::transfer::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
 use self::wire::Wire;
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
@@ -142,9 +142,11 @@ struct Session {
 impl Session {
     /// A session that is not up, with places for so many lanes.
     fn new(
-        (role, identity): (Role, Identity),
+        role: Role,
+        identity: Identity,
         capabilities: Capabilities,
-        (terms, agreed): (Terms, Agreed),
+        terms: Terms,
+        agreed: Agreed,
         lanes: usize,
         liveness: Liveness,
     ) -> Self {
@@ -375,7 +377,7 @@ impl Fabric {
         self.clock = reactor.turned_at();
         match completion.outcome {
             Outcome::Received { into, result } => self.received(reactor, slot, into, result, handler),
-            Outcome::Sent { gather, result } => self.sent(reactor, slot, (gather, result), handler),
+            Outcome::Sent { gather, result } => self.sent(reactor, slot, gather, result, handler),
             Outcome::Connected(result) => self.connected(reactor, slot, result),
             Outcome::Accepted(result) => self.accepted(reactor, slot.index, result),
             Outcome::TimedOut(_) if completion.token.tag() == ACCEPT => self.accept_again(reactor, slot.index),
@@ -493,7 +495,8 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         slot: LaneId,
-        (gather, result): (Gather, Result<usize, byway_reactor::Errno>),
+        gather: Gather,
+        result: Result<usize, Errno>,
         handler: &mut H,
     ) {
         let (class, now) = (self.options.class, self.clock);

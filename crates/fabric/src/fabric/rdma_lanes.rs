@@ -218,7 +218,7 @@ impl Fabric {
         let Some((registry, here)) = &self.server else { return rdma.transport.refuse(connection, RefuseCode::Busy) };
         let place = registry.reserve(*here);
         if place.home() == *here {
-            return self.answer_rdma(reactor, (connection, peer), place);
+            return self.answer_rdma(reactor, connection, peer, place);
         }
         if let Some(asked) = rdma.transport.take_out(connection) {
             registry.hand_over_connection(asked, &place);
@@ -237,7 +237,7 @@ impl Fabric {
             match transport.adopt(reactor, asked) {
                 Ok(connection) => {
                     let peer = transport.peer(connection);
-                    self.answer_rdma(reactor, (connection, peer), place);
+                    self.answer_rdma(reactor, connection, peer, place);
                 }
                 Err(error) => tracing::warn!(%error, "a loop cannot take over an RDMA connection, which is refused"),
             }
@@ -249,7 +249,8 @@ impl Fabric {
     fn answer_rdma(
         &mut self,
         reactor: &mut Reactor,
-        (connection, peer): (ConnectionId, Option<SocketAddr>),
+        connection: ConnectionId,
+        peer: Option<SocketAddr>,
         reservation: SessionReservation,
     ) {
         let stranger = match (&self.admits, peer) {
@@ -318,7 +319,7 @@ impl Fabric {
                 state.liveness.heard(reactor.now());
             }
             let step = match (phase, session) {
-                (Phase::Up, Some(session)) => self.rdma_message(reactor, (slot, session), &received, handler),
+                (Phase::Up, Some(session)) => self.rdma_message(reactor, slot, session, &received, handler),
                 _ => self.handshake_message(reactor, slot, received.header()),
             };
             if let (Some(connection), Some(rdma)) = (connection, &mut self.rdma_lanes) {
@@ -333,7 +334,8 @@ impl Fabric {
     fn rdma_message<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        (slot, session): (LaneId, SessionId),
+        slot: LaneId,
+        session: SessionId,
         received: &Received,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
@@ -348,7 +350,7 @@ impl Fabric {
             let bytes = HEADER_BYTES + header.payload_len().min(PAYLOAD_BYTES_MAX);
             state.meter.received(bytes, reactor.now());
         }
-        self.dispatch(reactor, session, (kind, &header), payload, handler)
+        self.dispatch(reactor, session, kind, &header, payload, handler)
     }
 
     /// The peer has some of what was sent.

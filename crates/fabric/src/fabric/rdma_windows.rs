@@ -7,9 +7,9 @@
 
 use std::rc::Rc;
 
-use byway_reactor::{Errno, Frame, Gather, Reactor};
+use byway_reactor::{Errno, Frame, FrameRange, Gather, Reactor};
 
-use super::transfer::Remote;
+use super::transfer::{Get, Remote};
 use super::{EndedGet, Event, Fabric, GetError, Handler};
 use crate::rdma::transport::{ConnectionId, Down, GetFailed};
 use crate::rdma::{RdmaError, WindowAddress};
@@ -59,15 +59,17 @@ impl Fabric {
     pub fn open_target(
         &mut self,
         session: SessionId,
-        (frame, start, len): (Frame, usize, usize),
+        memory: FrameRange,
         context: u64,
     ) -> Result<WindowKey, (OpenError, Option<Frame>)> {
-        match self.expose(session, ToExpose::Target(frame, start, len), context) {
+        let (start, len) = (memory.start, memory.len);
+        match self.expose(session, ToExpose::Target(memory), context) {
             Ok(opened) => opened,
             Err(memory) if self.windows.is_full() => Err((OpenError::Full, memory.into_frame())),
             Err(memory) => {
                 let opened = memory.into_frame().and_then(|frame| {
-                    self.windows.open_target(&mut self.random, session, (frame, start, len), context)
+                    let memory = FrameRange { frame, start, len };
+                    self.windows.open_target(&mut self.random, session, memory, context)
                 });
                 opened.ok_or((OpenError::Full, None))
             }
@@ -81,13 +83,13 @@ impl Fabric {
     pub fn open_source(
         &mut self,
         session: SessionId,
-        (frame, start, len): (Rc<Frame>, usize, usize),
+        memory: FrameRange<Rc<Frame>>,
         context: u64,
     ) -> Result<WindowKey, OpenError> {
-        if let Ok(opened) = self.expose(session, ToExpose::Source(Rc::clone(&frame), start, len), context) {
+        if let Ok(opened) = self.expose(session, ToExpose::Source(memory.clone()), context) {
             return opened.map_err(|(error, _)| error);
         }
-        self.windows.open_source(&mut self.random, session, (frame, start, len), context).ok_or(OpenError::Full)
+        self.windows.open_source(&mut self.random, session, memory, context).ok_or(OpenError::Full)
     }
 
     /// Passes on the gets that have ended.
@@ -175,13 +177,15 @@ impl Fabric {
             return refused(OpenError::Full, memory.into_frame());
         }
         let (opened, bytes) = match memory {
-            ToExpose::Target(frame, start, len) => {
-                let opened = rdma.transport.open_target(connection, (frame, start, len));
-                (opened.map_err(|(error, frame)| (error, frame.map(|frame| ToExpose::Target(frame, start, len)))), len)
+            ToExpose::Target(memory) => {
+                let (start, len) = (memory.start, memory.len);
+                let opened = rdma.transport.open_target(connection, memory);
+                let again = |frame| ToExpose::Target(FrameRange { frame, start, len });
+                (opened.map_err(|(error, frame)| (error, frame.map(again))), len)
             }
-            ToExpose::Source(frame, start, len) => {
-                let opened = rdma.transport.open_source(connection, (Rc::clone(&frame), start, len));
-                (opened.map_err(|error| (error, Some(ToExpose::Source(frame, start, len)))), len)
+            ToExpose::Source(memory) => {
+                let (opened, len) = (rdma.transport.open_source(connection, memory.clone()), memory.len);
+                (opened.map_err(|error| (error, Some(ToExpose::Source(memory)))), len)
             }
         };
         let (error, memory) = match opened {
@@ -211,8 +215,10 @@ impl Fabric {
     /// Puts what `push` appends where it belongs, by the device.
     pub(super) fn rdma_put(
         &mut self,
-        (session, connection): (SessionId, ConnectionId),
-        (to, len): (Remote, usize),
+        connection: ConnectionId,
+        session: SessionId,
+        to: Remote,
+        len: usize,
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
         // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
@@ -236,11 +242,11 @@ impl Fabric {
     pub(super) fn rdma_get(
         &mut self,
         reactor: &Reactor,
-        (session, connection): (SessionId, ConnectionId),
-        (from, once): (Remote, Option<UseId>),
+        connection: ConnectionId,
+        get: Get,
         into: Frame,
-        context: u64,
     ) -> Result<(), Frame> {
+        let Get { session, from, once, context } = get;
         let (Some(state), Some(rdma)) = (self.sessions.get_mut(session), &mut self.rdma_lanes) else {
             return Err(into);
         };
@@ -272,7 +278,8 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
         if !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
@@ -280,7 +287,7 @@ impl Fabric {
         }
         let (window, len) = (WindowKey(header.window.get()), header.payload_len());
         match self.windows.check_placed(session, window, header.window_offset.get(), len) {
-            Ok(()) => handler.placed(self, reactor, session, (kind, header)),
+            Ok(()) => handler.placed(self, reactor, session, kind, header),
             Err(error) => self.nack(session, header, error),
         }
         Ok(())
@@ -314,17 +321,17 @@ impl Refusal {
 /// Memory that is to be opened.
 enum ToExpose {
     /// For the peer to fill.
-    Target(Frame, usize, usize),
+    Target(FrameRange),
     /// For the peer to read.
-    Source(Rc<Frame>, usize, usize),
+    Source(FrameRange<Rc<Frame>>),
 }
 
 impl ToExpose {
     /// A target's frame.
     fn into_frame(self) -> Option<Frame> {
         match self {
-            Self::Target(frame, ..) => Some(frame),
-            Self::Source(..) => None,
+            Self::Target(memory) => Some(memory.frame),
+            Self::Source(_) => None,
         }
     }
 }

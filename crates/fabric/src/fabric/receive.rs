@@ -6,7 +6,7 @@
 
 use byway_reactor::limits::{RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES};
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, Need, Op, Reactor, Scatter};
+use byway_reactor::{Errno, Frame, FrameRange, Need, Op, Reactor, Scatter};
 
 use super::lane::{Lane, LaneId, PausedRecv, Phase, Placing};
 use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
@@ -252,7 +252,7 @@ impl Fabric {
         let (Some(mut frame), Some(session)) = (lane.frame.take(), lane.session) else { return };
         lane.filled += n;
         let filled = lane.filled;
-        let (at, need) = match self.take_messages(reactor, (slot, session), &frame.bytes()[..filled], handler) {
+        let (at, need) = match self.take_messages(reactor, slot, session, &frame.bytes()[..filled], handler) {
             Ok(taken) => taken,
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         };
@@ -310,7 +310,8 @@ impl Fabric {
     pub(super) fn take_messages<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        (slot, session): (LaneId, SessionId),
+        slot: LaneId,
+        session: SessionId,
         bytes: &[u8],
         handler: &mut H,
     ) -> Result<(usize, usize), CloseReason> {
@@ -328,7 +329,7 @@ impl Fabric {
             }
             let (header, kind) = self.open_header(slot, &bytes[at..])?;
             let payload = &bytes[at + HEADER_BYTES..at + need];
-            self.dispatch(reactor, session, (kind, &header), payload, handler)?;
+            self.dispatch(reactor, session, kind, &header, payload, handler)?;
             at += need;
             if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
                 break;
@@ -342,12 +343,13 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
         handler: &mut H,
     ) -> Result<(), CloseReason> {
         if header.flags & FLAG_PLACED != 0 {
-            return self.placed_came(reactor, session, (kind, header), handler);
+            return self.placed_came(reactor, session, kind, header, handler);
         }
         if header.flags & FLAG_PAYLOAD_CHECKSUM != 0 {
             if crc32c::crc32c(payload) != header.payload_checksum.get() {
@@ -359,7 +361,7 @@ impl Fabric {
         let payload = if header.flags & FLAG_GRANT == 0 {
             payload
         } else {
-            self.granted(reactor, session, (kind, header), payload)?
+            self.granted(reactor, session, kind, header, payload)?
         };
         match kind {
             Kind::Ping => self.send(session, Header::new(Kind::Pong)),
@@ -380,7 +382,7 @@ impl Fabric {
             | Kind::Cancel
             | Kind::Protocols
             | Kind::NoticeCredit => {
-                handler.message(self, reactor, session, (kind, header), payload);
+                handler.message(self, reactor, session, kind, header, payload);
             }
             Kind::Hello | Kind::Welcome | Kind::Refuse | Kind::Data => {
                 return Err(CloseReason::Unexpected(kind));
@@ -424,7 +426,7 @@ impl Fabric {
             return self.lane_failed(reactor, slot, reason);
         }
         match self.windows.lend(session, WindowKey(header.window.get()), header.window_offset.get(), len) {
-            Ok((target, start)) => self.receive_payload(reactor, slot, header, (target, start, len)),
+            Ok((target, start)) => self.receive_payload(reactor, slot, header, FrameRange::new(target, start, len)),
             Err(error) => {
                 self.nack(session, &header, error);
                 self.drain(reactor, slot, len);
@@ -449,8 +451,8 @@ impl Fabric {
     }
 
     /// Receives a payload into its window, and behind it as much as has come of the next header.
-    fn receive_payload(&mut self, reactor: &mut Reactor, slot: LaneId, header: Header, target: (Frame, usize, usize)) {
-        let (frame, start, len) = target;
+    fn receive_payload(&mut self, reactor: &mut Reactor, slot: LaneId, header: Header, target: FrameRange) {
+        let FrameRange { frame, start, len } = target;
         let own = self.lanes.get_mut(slot).and_then(|lane| Some((lane.socket?, lane.frame.take()?)));
         let (Some((socket, own)), Some(lane)) = (own, self.lanes.get_mut(slot)) else { return };
         let mut into = lane.scatter.take().unwrap_or_default();
@@ -516,7 +518,7 @@ impl Fabric {
             self.end_get(reactor, session, key, result, handler);
         } else {
             let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
-            handler.placed(self, reactor, session, (kind, header));
+            handler.placed(self, reactor, session, kind, header);
         }
         Ok(())
     }

@@ -198,10 +198,10 @@ impl Fabric {
                     }
                 }
                 (Phase::Up, Some(session), 0) => {
-                    let (taken, _) = self.take_messages(reactor, (slot, session), rest, handler)?;
+                    let (taken, _) = self.take_messages(reactor, slot, session, rest, handler)?;
                     return Ok(at + taken);
                 }
-                (Phase::Up, Some(session), _) => match self.take_bulk(reactor, (slot, session), rest, handler)? {
+                (Phase::Up, Some(session), _) => match self.take_bulk(reactor, slot, session, rest, handler)? {
                     0 => return Ok(at),
                     taken => at += taken,
                 },
@@ -214,7 +214,8 @@ impl Fabric {
     fn take_bulk<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
-        (slot, session): (LaneId, SessionId),
+        slot: LaneId,
+        session: SessionId,
         bytes: &[u8],
         handler: &mut H,
     ) -> Result<usize, CloseReason> {

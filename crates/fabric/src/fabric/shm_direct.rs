@@ -9,12 +9,11 @@
 //! ([`FramePool::revoke`]): a server that continues a copy after a long stop writes into pages that nothing uses. The arena
 //! is not lent again then.
 
-use byway_reactor::{Errno, Frame, FramePool, Gather, Reactor, Socket};
+use byway_reactor::{Errno, Frame, FramePool, Gather, LentPlace, Reactor, Socket};
 use zerocopy::FromBytes;
 
 use super::grants::PeerAddress;
-use super::rdma_windows::UseId;
-use super::transfer::Remote;
+use super::transfer::{Get, Remote};
 use super::wire::Wire;
 use super::{EndedGet, Event, Fabric, GetError, Handler, Role};
 use crate::session::CloseReason;
@@ -68,7 +67,8 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &'a [u8],
     ) -> Result<&'a [u8], CloseReason> {
         let Some(state) = self.sessions.get_mut(session) else { return Ok(&[]) };
@@ -100,7 +100,7 @@ impl Fabric {
     }
 
     /// The place of a window of the peer, if we can reach it, and over which stream.
-    fn place_of(&self, session: SessionId, (at, len): (Remote, usize), right: u8) -> Option<(Socket, PeerAddress)> {
+    fn place_of(&self, session: SessionId, at: Remote, len: usize, right: u8) -> Option<(Socket, PeerAddress)> {
         let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
         let shm = state.wire.shm()?;
         Some((shm.taken_over?, shm.grants.find(at, len, right).ok()?))
@@ -108,13 +108,13 @@ impl Fabric {
 
     /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
     pub fn goes_by_route(&self, session: SessionId, to: Remote, len: usize) -> bool {
-        self.rdma_connection_of(session).is_none() && self.place_of(session, (to, len), WindowAdvert::PUT).is_none()
+        self.rdma_connection_of(session).is_none() && self.place_of(session, to, len, WindowAdvert::PUT).is_none()
     }
 
     /// Whether a put (or get, if `put` is false) of so many bytes is copied by this end, when it is begun.
     pub fn is_copied(&self, session: SessionId, at: Remote, len: usize, put: bool) -> bool {
         let right = if put { WindowAdvert::PUT } else { WindowAdvert::GET };
-        self.place_of(session, (at, len), right).is_some()
+        self.place_of(session, at, len, right).is_some()
     }
 
     /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
@@ -122,17 +122,18 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,
-        (to, len): (Remote, usize),
+        to: Remote,
+        len: usize,
         push: P,
     ) -> Result<Result<(), Errno>, P> {
         if let Some(connection) = self.rdma_connection_of(session) {
-            return Ok(self.rdma_put((session, connection), (to, len), push));
+            return Ok(self.rdma_put(connection, session, to, len, push));
         }
-        let Some((socket, place)) = self.place_of(session, (to, len), WindowAdvert::PUT) else { return Err(push) };
+        let Some((socket, place)) = self.place_of(session, to, len, WindowAdvert::PUT) else { return Err(push) };
         let mut gather = std::mem::take(&mut self.placed);
         push(&mut gather);
         debug_assert!(gather.len() == len, "as many bytes as announced");
-        let result = reactor.put(socket, &gather, (place.memory, place.address));
+        let result = reactor.put(socket, &gather, LentPlace { memory: place.memory, offset: place.address });
         gather.clear();
         self.placed = gather;
         if let Some(state) = self.sessions.get_mut(session) {
@@ -142,24 +143,18 @@ impl Fabric {
     }
 
     /// Gets what we can reach; gives the frame back if we cannot.
-    pub(super) fn fetch(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        (from, once): (Remote, Option<UseId>),
-        mut into: Frame,
-        context: u64,
-    ) -> Result<(), Frame> {
+    pub(super) fn fetch(&mut self, reactor: &mut Reactor, get: Get, mut into: Frame) -> Result<(), Frame> {
+        let Get { session, from, context, .. } = get;
         if let Some(connection) = self.rdma_connection_of(session) {
-            return self.rdma_get(reactor, (session, connection), (from, once), into, context);
+            return self.rdma_get(reactor, connection, get, into);
         }
         let len = into.len();
-        let Some((socket, place)) = self.place_of(session, (from, len), WindowAdvert::GET) else { return Err(into) };
-        let result =
-            reactor.get(socket, (place.memory, place.address), (&mut into, 0..len)).map_err(|error| match error {
-                Errno::CONNRESET => GetError::Ended,
-                error => GetError::Io(error),
-            });
+        let Some((socket, place)) = self.place_of(session, from, len, WindowAdvert::GET) else { return Err(into) };
+        let place = LentPlace { memory: place.memory, offset: place.address };
+        let result = reactor.get(socket, place, &mut into, 0..len).map_err(|error| match error {
+            Errno::CONNRESET => GetError::Ended,
+            error => GetError::Io(error),
+        });
         if let Some(state) = self.sessions.get_mut(session) {
             state.meter.received(len, self.clock);
         }
@@ -172,11 +167,12 @@ impl Fabric {
         &mut self,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
         if self.rdma_connection_of(session).is_some() {
-            return self.rdma_placed(reactor, session, (kind, header), handler);
+            return self.rdma_placed(reactor, session, kind, header, handler);
         }
         let shm = self.sessions.get(session).and_then(|state| state.wire.shm());
         let lent = shm.is_some_and(|shm| shm.arena.is_some() || !shm.loans.is_empty());

@@ -5,7 +5,7 @@
 
 use std::rc::Rc;
 
-use byway_reactor::{Frame, Mapping, Reactor};
+use byway_reactor::{Frame, FrameRange, Mapping, Reactor};
 use zerocopy::FromZeros;
 
 use super::Fabric;
@@ -60,8 +60,9 @@ impl Fabric {
     ) -> Result<Descriptor, OpenError> {
         // SAFETY: a slab gives out no references to its bytes, and its frames are all of this loop.
         let frame = || unsafe { Frame::over(&slab.mapping, 0, slab.bytes) };
-        let put = self.open_target(session, (frame(), 0, slab.bytes), context).map_err(|(error, _)| error)?;
-        let get = match self.open_source(session, (Rc::new(frame()), 0, slab.bytes), context) {
+        let put =
+            self.open_target(session, FrameRange::new(frame(), 0, slab.bytes), context).map_err(|(error, _)| error)?;
+        let get = match self.open_source(session, FrameRange::new(Rc::new(frame()), 0, slab.bytes), context) {
             Ok(get) => get,
             Err(error) => {
                 let _ = self.windows().close(put);
@@ -70,7 +71,7 @@ impl Fabric {
         };
         for (key, write) in [(put, true), (get, false)] {
             self.announce(session, key);
-            self.lend_window(reactor, (session, key), &slab.mapping, 0..slab.bytes, write);
+            self.lend_window(reactor, session, key, &slab.mapping, 0..slab.bytes, write);
         }
         Ok(Descriptor::new(Some(put), Some(get), slab.bytes))
     }
@@ -89,7 +90,7 @@ impl Fabric {
     ///
     /// # Errors
     /// The message is of no put of a node's, or asks for more: the session is to be closed.
-    pub fn confirm_put(&mut self, session: SessionId, (kind, header): (Kind, &Header)) -> Result<(), CloseReason> {
+    pub fn confirm_put(&mut self, session: SessionId, kind: Kind, header: &Header) -> Result<(), CloseReason> {
         let body: PutBody = header.body();
         let is_put = kind == Kind::Data && body.target.get() == 0 && body.message() == Ok(None);
         if !is_put {

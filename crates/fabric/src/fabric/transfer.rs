@@ -36,6 +36,32 @@ pub struct PayloadMeta {
     pub checksum: Option<u32>,
 }
 
+/// What a put moves, and where to.
+#[derive(Clone, Copy, Debug)]
+pub struct Put {
+    /// The session with the peer.
+    pub session: SessionId,
+    /// The way that the payload takes if it goes over lanes.
+    pub route: Route,
+    /// Where the payload goes.
+    pub to: Remote,
+    /// The message behind it.
+    pub header: Header,
+    /// 1 to [`PAYLOAD_BYTES_MAX`] bytes.
+    pub payload: PayloadMeta,
+}
+
+/// What a get reads.
+#[derive(Clone, Copy)]
+pub(super) struct Get {
+    pub(super) session: SessionId,
+    pub(super) from: Remote,
+    /// The use of a window for one use that it belongs to.
+    pub(super) once: Option<UseId>,
+    /// Given back with the frame.
+    pub(super) context: u64,
+}
+
 /// One of the ways that puts can take to the peer: see [`Fabric::route`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route(usize);
@@ -126,27 +152,20 @@ impl Fabric {
         });
     }
 
-    /// Puts a payload of 1 to [`PAYLOAD_BYTES_MAX`](crate::limits::PAYLOAD_BYTES_MAX) bytes, which `push` appends, to a
-    /// place in the peer's memory, and `header` behind it: [`Handler::placed`] tells the peer. Puts into one window must all
-    /// go by one route.
+    /// Puts a payload, which `push` appends, to a place in the peer's memory, and a message behind it: [`Handler::placed`] tells
+    /// the peer. Puts into one window must all go by one route.
     ///
-    /// A place that is not there is refused by the peer, which counts it; nothing is touched, and `header` is not heard of.
+    /// The peer refuses a place that does not exist, and counts that; it touches nothing, and its owner does not hear of the message.
     ///
     /// # Errors
-    /// The payload cannot be read: it lies in a file that is shorter now, or broken. `header` was not sent. Over lanes this
-    /// is found out later, and ends the session.
-    pub fn put(
-        &mut self,
-        reactor: &mut Reactor,
-        (session, route): (SessionId, Route),
-        (to, mut header): (Remote, Header),
-        payload: PayloadMeta,
-        push: impl FnOnce(&mut Gather),
-    ) -> Result<(), Errno> {
-        match self.place(reactor, session, (to, payload.len), push) {
-            Err(push) => self.put_by_route((session, route), (to, header), payload, push),
+    /// The payload cannot be read: its file has become shorter, or is broken. The message was not sent. Over lanes this is found
+    /// later, and ends the session.
+    pub fn put(&mut self, reactor: &mut Reactor, put: Put, push: impl FnOnce(&mut Gather)) -> Result<(), Errno> {
+        match self.place(reactor, put.session, put.to, put.payload.len, push) {
+            Err(push) => self.put_by_route(put, push),
             Ok(placed) => {
                 placed?;
+                let Put { session, to, mut header, payload, .. } = put;
                 header.window.set(to.window.0);
                 header.window_offset.set(to.offset);
                 header.flags |= FLAG_PLACED;
@@ -157,13 +176,8 @@ impl Fabric {
     }
 
     /// As [`Fabric::put`] over lanes, and through them even if the place can be reached: behind the puts that go by that route.
-    pub fn put_by_route(
-        &mut self,
-        (session, route): (SessionId, Route),
-        (to, mut header): (Remote, Header),
-        payload: PayloadMeta,
-        push: impl FnOnce(&mut Gather),
-    ) {
+    pub fn put_by_route(&mut self, put: Put, push: impl FnOnce(&mut Gather)) {
+        let Put { session, route, to, mut header, payload } = put;
         header.window.set(to.window.0);
         header.window_offset.set(to.offset);
         self.push(session, route.0, header, payload, push);
@@ -183,7 +197,7 @@ impl Fabric {
         context: u64,
     ) -> Result<(), Frame> {
         let once = self.begin_use(session, from.window);
-        let begun = self.get_piece(reactor, session, (from, once), (into, context));
+        let begun = self.get_piece(reactor, Get { session, from, once, context }, into);
         self.end_use(once);
         begun
     }
@@ -201,25 +215,20 @@ impl Fabric {
     ) -> Vec<Frame> {
         let once = self.begin_use(session, window);
         let begin = |(offset, into)| {
-            let from = (Remote { window, offset }, once);
-            self.get_piece(reactor, session, from, (into, context)).err()
+            let get = Get { session, from: Remote { window, offset }, once, context };
+            self.get_piece(reactor, get, into).err()
         };
         let refused = pieces.into_iter().filter_map(begin).collect();
         self.end_use(once);
         refused
     }
 
-    fn get_piece(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        (from, once): (Remote, Option<UseId>),
-        (into, context): (Frame, u64),
-    ) -> Result<(), Frame> {
+    fn get_piece(&mut self, reactor: &mut Reactor, get: Get, into: Frame) -> Result<(), Frame> {
+        let Get { session, from, context, .. } = get;
         if self.sessions.get(session).is_none_or(|state| state.down) {
             return Err(into);
         }
-        let into = match self.fetch(reactor, session, (from, once), into, context) {
+        let into = match self.fetch(reactor, get, into) {
             Ok(()) => return Ok(()),
             Err(into) => into,
         };
@@ -304,10 +313,10 @@ impl Fabric {
                 let checksum = checked.then(|| payload_checksum(&frame, start..start + len));
                 let route = self.route(session);
                 let target = Remote { window: WindowKey(pull.target.get()), offset: 0 };
-                let data = (target, Header::new(Kind::Data));
                 let push = |gather: &mut Gather| gather.push_shared(frame, start, len);
                 self.answering = true;
-                let put = self.put(reactor, (session, route), data, PayloadMeta { len, checksum }, push);
+                let (header, payload) = (Header::new(Kind::Data), PayloadMeta { len, checksum });
+                let put = self.put(reactor, Put { session, route, to: target, header, payload }, push);
                 self.answering = false;
                 put.map_err(CloseReason::Io)
             }
@@ -329,7 +338,7 @@ impl Fabric {
         let target = WindowKey(header.body::<Pull>().target.get());
         let error = WindowError::from_number(header.window_offset.get());
         if !self.windows.is_get(session, target) {
-            handler.put_refused(self, reactor, session, (header, error));
+            handler.put_refused(self, reactor, session, header, error);
             return Ok(());
         }
         // Its bytes are on the way at the same time: the peer contradicts itself.

@@ -50,13 +50,14 @@ impl Handler for Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         slot: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     ) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let taken = match kind {
             Kind::Credit => self.credit_came(fabric, reactor, session, header),
-            Kind::Protocols => self.protocols_came(fabric, reactor, session, (kind, header), payload),
+            Kind::Protocols => self.protocols_came(fabric, reactor, session, kind, header, payload),
             // Neither program nor layer knows of the session, nor would either be told that it has ended.
             other if !self.is_ready(session) => Err(CloseReason::Unexpected(other)),
             Kind::Message => self.message_came(fabric, session, header, payload),
@@ -66,7 +67,7 @@ impl Handler for Core {
                 Ok(())
             }
             Kind::Call | Kind::Reply | Kind::Notice | Kind::Cancel | Kind::NoticeCredit => {
-                self.said(fabric, reactor, session, (kind, header), payload)
+                self.said(fabric, reactor, session, kind, header, payload)
             }
             other => Err(CloseReason::Unexpected(other)),
         };
@@ -75,7 +76,7 @@ impl Handler for Core {
         }
     }
 
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId, (kind, header): (Kind, &Header)) {
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId, kind: Kind, header: &Header) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let window = WindowKey(header.window.get());
         if fabric.windows().context(window) == Some(ONCE) {
@@ -86,7 +87,7 @@ impl Handler for Core {
         // Of an answer: the target of a put is no call.
         if body.target.get() != 0 && self.is_ready(session) && self.layer.is_some() {
             let mut good = true;
-            self.with_layer(fabric, reactor, |layer, turn| good = layer.placed(turn, session, (kind, header)));
+            self.with_layer(fabric, reactor, |layer, turn| good = layer.placed(turn, session, kind, header));
             if !good {
                 fabric.close(reactor, slot, CloseReason::Unexpected(kind));
             }
@@ -117,7 +118,8 @@ impl Handler for Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         slot: SessionId,
-        (header, error): (&Header, WindowError),
+        header: &Header,
+        error: WindowError,
     ) {
         let Some(&session) = self.by_fabric.get(&slot) else { return };
         let body: PutBody = header.body();
@@ -192,7 +194,8 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Session,
-        message: (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     ) -> Result<(), CloseReason> {
         let Some(state) = self.sessions.get_mut(&session) else { return Ok(()) };
@@ -201,7 +204,7 @@ impl Core {
             let nonce = fabric.nonce(state.fabric).unwrap_or_default();
             self.with_layer(fabric, reactor, |layer, turn| layer.began(turn, session, nonce, false));
         }
-        self.said(fabric, reactor, session, message, payload)?;
+        self.said(fabric, reactor, session, kind, header, payload)?;
         if begins_now {
             self.began(fabric, reactor, session);
         }
@@ -215,7 +218,8 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: Session,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     ) -> Result<(), CloseReason> {
         if self.layer.is_none() && kind == Kind::Protocols {
@@ -225,7 +229,7 @@ impl Core {
             return Ok(());
         }
         let mut good = self.layer.is_some();
-        self.with_layer(fabric, reactor, |layer, turn| good = layer.message(turn, session, (kind, header), payload));
+        self.with_layer(fabric, reactor, |layer, turn| good = layer.message(turn, session, kind, header, payload));
         if good { Ok(()) } else { Err(CloseReason::Unexpected(kind)) }
     }
 

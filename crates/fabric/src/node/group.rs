@@ -67,7 +67,8 @@ impl Groups {
         &mut self,
         group: GroupSlot,
         context: u64,
-        (origin, result): (Origin, Completed),
+        origin: Origin,
+        result: Completed,
     ) -> Option<Completed> {
         let Some(state) = self.0.get_mut(group) else { return Some(result) };
         state.queue.push_back((origin, GroupCompletion { context, result }));
@@ -193,7 +194,7 @@ impl Group {
         let origin = state.origin;
         if let Some(result) = state.result.take() {
             shared.ops.remove(slot);
-            shared.groups.completed(self.slot, context, (origin, result));
+            shared.groups.completed(self.slot, context, origin, result);
             // Who waits for it may be the one that turns the loop, and sleep there.
             self.node.inner.nudge(tables);
         }

@@ -24,10 +24,10 @@ pub trait Layer: Send {
 
     /// A `Call`, `Reply`, `Notice`, `Cancel`, `NoticeCredit` or `Protocols` came. False if it breaks the protocol: the session
     /// ends.
-    fn message(&mut self, turn: &mut Turn<'_>, session: Session, message: (Kind, &Header), payload: &[u8]) -> bool;
+    fn message(&mut self, turn: &mut Turn<'_>, session: Session, kind: Kind, header: &Header, payload: &[u8]) -> bool;
 
     /// A `Data` or `Reply` of a call came, whose payload lies in the window that the header names. False as above.
-    fn placed(&mut self, turn: &mut Turn<'_>, session: Session, message: (Kind, &Header)) -> bool;
+    fn placed(&mut self, turn: &mut Turn<'_>, session: Session, kind: Kind, header: &Header) -> bool;
 
     /// A session has ended. Nothing more comes from it.
     fn ended(&mut self, turn: &mut Turn<'_>, session: Session, reason: CloseReason);

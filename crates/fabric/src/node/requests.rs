@@ -265,7 +265,8 @@ impl Node {
         &self,
         session: Session,
         segments: &[Segment<'_>],
-        (to, offset): (&Descriptor, u64),
+        to: &Descriptor,
+        offset: u64,
         header: &[u8],
     ) -> Result<Op, SubmitError> {
         let message = Header::new(header).ok_or(SubmitError::TooLong)?;

@@ -141,7 +141,7 @@ impl Shared {
         let origin = state.origin;
         if let Some((group, context)) = state.group {
             self.ops.remove(op);
-            if let Some(result) = self.groups.completed(group, context, (origin, result)) {
+            if let Some(result) = self.groups.completed(group, context, origin, result) {
                 self.discard(origin, result);
             }
         } else if state.detached {

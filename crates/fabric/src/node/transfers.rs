@@ -22,7 +22,7 @@ use super::wire::{CreditBody, MessageBody};
 use super::{OpId, Session};
 use crate::Fabric;
 use crate::checksum::append_payload;
-use crate::fabric::{GetError, PayloadMeta, Remote};
+use crate::fabric::{self, GetError, PayloadMeta, Remote};
 use crate::limits::{ASKED_MAX, CONTROL_QUEUE_BYTES, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
@@ -170,14 +170,14 @@ pub(super) fn push_part(
     let frames: SmallVec<[Frame; 1]> = part.pieces.iter().map(|piece| frame(segments, piece)).collect();
     let checked = fabric.agreed(slot).is_some_and(crate::Agreed::payload_checksum);
     let checksum = checked.then(|| frames.iter().fold(0, |crc, frame| append_payload(crc, frame, 0..frame.len())));
-    let meta = PayloadMeta { len, checksum };
+    let (route, payload) = (fabric.route_to(slot, window), PayloadMeta { len, checksum });
+    let put = fabric::Put { session: slot, route, to, header, payload };
     let push = |gather: &mut Gather| push_frames(gather, frames);
-    let route = fabric.route_to(slot, window);
     if is_behind {
-        fabric.put_by_route((slot, route), (to, header), meta, push);
+        fabric.put_by_route(put, push);
         return Ok(());
     }
-    fabric.put(reactor, (slot, route), (to, header), meta, push).map_err(OpError::Io)
+    fabric.put(reactor, put, push).map_err(OpError::Io)
 }
 
 /// Whether the wire can have a program's memory: a device cannot have what a peer may write, whose pages may be replaced.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::rc::Rc;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, Mapping, Reactor};
+use byway_reactor::{Errno, Frame, FrameRange, Mapping, Reactor};
 use smallvec::smallvec;
 
 use super::Session;
@@ -79,11 +79,14 @@ impl Core {
         let frame = || unsafe { Frame::over(mapping, start, len) };
         let context = if once { ONCE } else { 0 };
         let put = if rights.put {
-            Some(fabric.open_target(slot, (frame(), 0, len), context).map_err(|(error, _)| error)?)
+            Some(fabric.open_target(slot, FrameRange::new(frame(), 0, len), context).map_err(|(error, _)| error)?)
         } else {
             None
         };
-        let get = rights.get.then(|| fabric.open_source(slot, (Rc::new(frame()), 0, len), context)).transpose();
+        let get = rights
+            .get
+            .then(|| fabric.open_source(slot, FrameRange::new(Rc::new(frame()), 0, len), context))
+            .transpose();
         if get.is_err() {
             put.map(|key| fabric.windows().close(key));
         }
@@ -105,11 +108,11 @@ impl Core {
         }
         // Of one for a single use nobody but we can say whether it was used.
         if !once {
-            let puts = put.map(|key| fabric.lend_window(reactor, (slot, key), mapping, asked.range.clone(), true));
+            let puts = put.map(|key| fabric.lend_window(reactor, slot, key, mapping, asked.range.clone(), true));
             // A loan for reading seals the memory, and no later peer could be lent it for writing. If this peer could have been but was
             // not, as when it has just died, then this window goes by the stream.
             if puts != Some(false) || !mapping.may_be_lent_for_writing() {
-                get.map(|key| fabric.lend_window(reactor, (slot, key), mapping, asked.range.clone(), false));
+                get.map(|key| fabric.lend_window(reactor, slot, key, mapping, asked.range.clone(), false));
             }
         }
         Ok(Descriptor::new(put, get, len))

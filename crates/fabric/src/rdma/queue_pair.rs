@@ -176,7 +176,7 @@ impl QueuePair {
         let operation = Operation { token, kind, bytes, payload };
         let (number, is_reported) = state.operations.begin_send(self.key, operation, report == Report::Now);
         drop(state);
-        let mut request = request(number, (kind, immediate), remote, is_reported);
+        let mut request = request(number, kind, immediate, remote, is_reported);
         if kind != Kind::Read && bytes > 0 && bytes <= self.inline_bytes_max {
             request.send_flags |= verbs::IBV_SEND_INLINE;
         }
@@ -201,7 +201,7 @@ impl QueuePair {
         let length = bytes.len() as u32;
         let operation = Operation { token, kind: Kind::Send, bytes: length, payload: Payload::Empty };
         let begun = self.receives.completions.state().operations.begin_send(self.key, operation, report == Report::Now);
-        let mut request = request(begun.0, (Kind::Send, immediate), None, begun.1);
+        let mut request = request(begun.0, Kind::Send, immediate, None, begun.1);
         request.send_flags |= verbs::IBV_SEND_INLINE;
         // Inline bytes are copied during the call, and the key is not looked at.
         self.hand_over(request, &mut [Sge { addr: bytes.as_ptr() as u64, length, lkey: 0 }])
@@ -271,7 +271,8 @@ pub(super) fn clamp(number: usize) -> u32 {
 
 fn request(
     number: u64,
-    (kind, immediate): (Kind, Option<u32>),
+    kind: Kind,
+    immediate: Option<u32>,
     remote: Option<WindowAddress>,
     is_reported: bool,
 ) -> SendWr {

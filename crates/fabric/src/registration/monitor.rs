@@ -282,8 +282,8 @@ impl Seat {
 
     /// Deregisters what was condemned.
     pub(super) fn close_condemned(&self) {
-        while let Some(condemned) = self.monitor.pop(|index| index == self.index) {
-            self.monitor.close(condemned);
+        while let Some((index, condemned)) = self.monitor.pop(|index| index == self.index) {
+            self.monitor.close(index, condemned);
         }
     }
 }
@@ -347,8 +347,8 @@ impl Monitor {
             self.read(&mut state);
             if seeded::is(Bug::DeregisteredByMonitor) {
                 drop(state);
-                while let Some(condemned) = self.pop(|_| true) {
-                    self.close(condemned);
+                while let Some((index, condemned)) = self.pop(|_| true) {
+                    self.close(index, condemned);
                 }
                 continue;
             }
@@ -361,13 +361,13 @@ impl Monitor {
     /// The reaper's thread.
     fn reap(&self) {
         loop {
-            let Some(condemned) = self.pop(|_| true) else {
+            let Some((index, condemned)) = self.pop(|_| true) else {
                 let state = self.lock();
                 let is_idle = |state: &mut State| state.caches().all(|cache| cache.next_condemned().is_none());
                 drop(self.condemned.wait_while(state, is_idle));
                 continue;
             };
-            self.close(condemned);
+            self.close(index, condemned);
         }
     }
 
@@ -392,7 +392,7 @@ impl Monitor {
     }
 
     /// Deregisters; no lock is held.
-    fn close(&self, (index, condemned): (usize, Condemned<Registered>)) {
+    fn close(&self, index: usize, condemned: Condemned<Registered>) {
         let Condemned { ticket, value, unwatched } = condemned;
         drop(value);
         if let Some(mapping) = unwatched {

@@ -3,8 +3,8 @@
 use std::rc::Rc;
 
 use byway_fabric::wire::{FLAG_PLACED, Grant, Header, Kind, WindowAdvert};
-use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, SessionId, WindowError, WindowKey};
-use byway_reactor::{Errno, Frame, Mapping};
+use byway_fabric::{CloseReason, GetError, PayloadMeta, Put, Remote, SessionId, WindowError, WindowKey};
+use byway_reactor::{Errno, Frame, FrameRange, Mapping};
 
 use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, Wire, pattern};
 
@@ -23,12 +23,12 @@ fn open(rig: &mut Rig, (end, session): (usize, SessionId), mapping: &Mapping, wr
     // SAFETY: nothing makes a reference to the mapping, and its frames are all of this loop.
     let frame = unsafe { Frame::over(mapping, AT, LEN) };
     let window = if write {
-        fabric.open_target(session, (frame, 0, LEN), 0).map_err(|(error, _)| error)
+        fabric.open_target(session, FrameRange::new(frame, 0, LEN), 0).map_err(|(error, _)| error)
     } else {
-        fabric.open_source(session, (Rc::new(frame), 0, LEN), 0)
+        fabric.open_source(session, FrameRange::new(Rc::new(frame), 0, LEN), 0)
     };
     let window = window.expect("there is room");
-    (window, fabric.lend_window(reactor, (session, window), mapping, AT..AT + LEN, write))
+    (window, fabric.lend_window(reactor, session, window, mapping, AT..AT + LEN, write))
 }
 
 /// Until the other end has heard all that was said.
@@ -51,9 +51,9 @@ fn get(rig: &mut Rig, (end, session): (usize, SessionId), from: Remote, len: usi
 fn put(rig: &mut Rig, (end, session): (usize, SessionId), to: Remote, bytes: &[u8]) -> Result<(), Errno> {
     let RigEnd { reactor, fabric, .. } = &mut rig.ends[end];
     let route = fabric.route(session);
-    let meta = PayloadMeta { len: bytes.len(), checksum: None };
-    let push = |gather: &mut byway_reactor::Gather| gather.push_head(bytes);
-    fabric.put(reactor, (session, route), (to, Header::new(Kind::Data)), meta, push)
+    let payload = PayloadMeta { len: bytes.len(), checksum: None };
+    let put = Put { session, route, to, header: Header::new(Kind::Data), payload };
+    fabric.put(reactor, put, |gather| gather.push_head(bytes))
 }
 
 fn bytes_of(mapping: &Mapping) -> Vec<u8> {
@@ -293,7 +293,7 @@ pub fn what_a_peer_cannot_have_placed_is_not_believed(rig: &mut Rig) {
     heard(rig, (CLIENT, client));
     let RigEnd { reactor, fabric, .. } = &mut rig.ends[CLIENT];
     let frame = reactor.frames().alloc(100).expect("a frame");
-    let window = fabric.open_target(client, (frame, 0, 100), 0).expect("there is room");
+    let window = fabric.open_target(client, FrameRange::new(frame, 0, 100), 0).expect("there is room");
     let mut header = Header::new(Kind::Data);
     header.flags |= FLAG_PLACED;
     header.window.set(window.0);

@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::{SESSION_HEAP_BYTES_MAX, SMALL_BYTES_MAX};
 use byway_fabric::wire::{HEADER_BYTES, Header, Kind};
-use byway_fabric::{PayloadMeta, SessionId};
+use byway_fabric::{PayloadMeta, Put, SessionId};
 use byway_reactor::Wait;
 
 use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, pattern};
@@ -78,10 +78,10 @@ pub fn messages_that_were_held_back_for_answers_are_all_answered(rig: &mut Rig) 
     }
     rig.client().turn(Wait::Poll);
     let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
-    let (route, meta) = (fabric.route(server), PayloadMeta { len: LEN, checksum: None });
+    let (route, payload) = (fabric.route(server), PayloadMeta { len: LEN, checksum: None });
     let head = vec![9; HEADS];
-    let data = (to, Header::new(Kind::Data));
-    let put = fabric.put(reactor, (server, route), data, meta, |gather| {
+    let put = Put { session: server, route, to, header: Header::new(Kind::Data), payload };
+    let put = fabric.put(reactor, put, |gather| {
         gather.push_head(&head);
         gather.push_zeroes(LEN - HEADS);
     });

@@ -8,13 +8,13 @@ use std::time::Duration;
 
 use byway_fabric::wire::{Header, Kind};
 use byway_fabric::{
-    ClientId, CloseReason, Closed, EndedGet, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Registry,
+    ClientId, CloseReason, Closed, EndedGet, Fabric, GetError, Handler, Identity, Options, PayloadMeta, Put, Registry,
     Remote, SessionId, WindowKey,
 };
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{
-    Address, Completion, File, FileOptions, Frame, FramePool, IoChoice, Mapping, Op, OpenFile, Outcome, Reactor, Token,
-    Wait,
+    Address, Completion, File, FileOptions, Frame, FramePool, FrameRange, IoChoice, Mapping, Op, OpenFile, Outcome,
+    Reactor, Token, Wait,
 };
 
 /// Nothing that a test waits for takes this long.
@@ -91,7 +91,8 @@ impl Handler for Log {
         fabric: &mut Fabric,
         _reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Kind, &Header),
+        kind: Kind,
+        header: &Header,
         payload: &[u8],
     ) {
         if self.answers {
@@ -100,13 +101,7 @@ impl Handler for Log {
         self.events.push_back(Event::Message { kind, header: *header, payload: payload.to_vec() });
     }
 
-    fn placed(
-        &mut self,
-        _fabric: &mut Fabric,
-        _reactor: &mut Reactor,
-        _session: SessionId,
-        (_, header): (Kind, &Header),
-    ) {
+    fn placed(&mut self, _fabric: &mut Fabric, _reactor: &mut Reactor, _session: SessionId, _: Kind, header: &Header) {
         self.events.push_back(Event::Placed { header: *header });
     }
 
@@ -190,13 +185,13 @@ impl RigEnd {
     /// Opens a window of `len` bytes, all 0x11, for puts.
     pub fn open_target(&mut self, session: SessionId, len: usize) -> WindowKey {
         let frame = self.framed(&vec![0x11; len]);
-        self.fabric.open_target(session, (frame, MARGIN, len), 0).expect("a window")
+        self.fabric.open_target(session, FrameRange::new(frame, MARGIN, len), 0).expect("a window")
     }
 
     /// Opens a window with these bytes for gets.
     pub fn open_source(&mut self, session: SessionId, bytes: &[u8]) -> WindowKey {
         let frame = Rc::new(self.framed(bytes));
-        self.fabric.open_source(session, (frame, MARGIN, bytes.len()), 0).expect("a window")
+        self.fabric.open_source(session, FrameRange::new(frame, MARGIN, bytes.len()), 0).expect("a window")
     }
 
     /// Closes a window for puts; gives its bytes, once its margins were found whole.
@@ -392,13 +387,11 @@ impl Rig {
         header.body[0] = mark;
         let RigEnd { reactor, fabric, .. } = &mut self.ends[SERVER];
         let checked = fabric.agreed(server).is_some_and(byway_fabric::Agreed::payload_checksum);
-        let meta = PayloadMeta { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
+        let payload = PayloadMeta { len: bytes.len(), checksum: checked.then(|| crc32c::crc32c(bytes)) };
         let mut frame = reactor.frames().alloc(bytes.len()).expect("a frame");
         frame.write(0, bytes);
-        let route = fabric.route(server);
-        let len = bytes.len();
-        let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
-        fabric.put(reactor, (server, route), (to, header), meta, push).expect("frames can be read");
+        let put = Put { session: server, route: fabric.route(server), to, header, payload };
+        fabric.put(reactor, put, |gather| gather.push_frame(frame, 0, bytes.len())).expect("frames can be read");
     }
 
     /// The client hears of a put.

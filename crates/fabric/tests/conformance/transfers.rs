@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use byway_fabric::limits::PAYLOAD_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind};
-use byway_fabric::{Options, PayloadChecksum, PayloadMeta, Remote};
+use byway_fabric::{Options, PayloadChecksum, PayloadMeta, Put, Remote};
 
 use crate::rig::{CLIENT, Event, Rig, RigEnd, SERVER, Wire, pattern};
 
@@ -87,8 +87,9 @@ pub fn a_put_gathers_many_pieces(rig: &mut Rig) {
     whole.write(0, &bytes);
     let whole = Rc::new(whole);
     let route = fabric.route(server);
-    let meta = PayloadMeta { len: bytes.len() + 500, checksum: None };
-    let put = fabric.put(reactor, (server, route), (to, Header::new(Kind::Data)), meta, |gather| {
+    let payload = PayloadMeta { len: bytes.len() + 500, checksum: None };
+    let put = Put { session: server, route, to, header: Header::new(Kind::Data), payload };
+    let put = fabric.put(reactor, put, |gather| {
         for piece in 0..PIECES {
             match piece % 2 {
                 0 => gather.push_shared(Rc::clone(&whole), piece * 1000, 1000),
@@ -134,9 +135,10 @@ pub fn a_put_gathers_all_kinds_of_pieces(rig: &mut Rig) {
     let mut own = own.into_iter();
     let free = reactor.frames().free_bytes();
     let route = fabric.route(server);
-    let meta = PayloadMeta { len: wanted.len(), checksum: None };
+    let payload = PayloadMeta { len: wanted.len(), checksum: None };
     let to = Remote { offset: FRONT as u64, ..to };
-    let put = fabric.put(reactor, (server, route), (to, Header::new(Kind::Data)), meta, |gather| {
+    let put = Put { session: server, route, to, header: Header::new(Kind::Data), payload };
+    let put = fabric.put(reactor, put, |gather| {
         let before = gather.segment_count();
         for piece in 0..PIECES {
             let (len, at) = (len_of(piece), piece * 1013);
@@ -206,9 +208,9 @@ pub fn payloads_with_checksums_are_checked(rig: &mut Rig) {
     let to = rig.offer(client, window);
     let RigEnd { reactor, fabric, .. } = &mut rig.ends[SERVER];
     let route = fabric.route(server);
-    let meta = PayloadMeta { len: 20_000, checksum: Some(0x1234_5678) };
-    let zeroes = |gather: &mut byway_reactor::Gather| gather.push_zeroes(20_000);
-    fabric.put(reactor, (server, route), (to, Header::new(Kind::Data)), meta, zeroes).expect("nothing to be read");
+    let payload = PayloadMeta { len: 20_000, checksum: Some(0x1234_5678) };
+    let put = Put { session: server, route, to, header: Header::new(Kind::Data), payload };
+    fabric.put(reactor, put, |gather| gather.push_zeroes(20_000)).expect("nothing to be read");
     let reason = rig.until("the end", |rig| {
         rig.client().take(|event| if let crate::rig::Event::Down(reason) = event { Some(*reason) } else { None })
     });
@@ -226,11 +228,10 @@ pub fn puts_of_more_than_the_pool_are_done_one_after_the_other(rig: &mut Rig) {
     let count = reactor.frames().bytes() / LEN + 8;
     for number in 0..count {
         let route = fabric.route_to(server, to.window);
-        let meta = PayloadMeta { len: LEN, checksum: None };
         let mut header = Header::new(Kind::Data);
         header.body[0] = number as u8;
-        let zeroes = |gather: &mut byway_reactor::Gather| gather.push_zeroes(LEN);
-        fabric.put(reactor, (server, route), (to, header), meta, zeroes).expect("nothing to be read");
+        let put = Put { session: server, route, to, header, payload: PayloadMeta { len: LEN, checksum: None } };
+        fabric.put(reactor, put, |gather| gather.push_zeroes(LEN)).expect("nothing to be read");
     }
     for number in 0..count {
         assert_eq!(rig.placed().body[0], number as u8);

@@ -281,11 +281,11 @@ impl<'a> Peer<'a> {
             return self.get((session, &from), (place, what == 0), buffer);
         }
         buffer.write(MARGIN, &theirs.bytes[place.clone()]).unwrap();
-        let (segment, to, told) = ([buffer.segment(MARGIN..MARGIN + len)], (&theirs.writable, at as u64), what == 3);
+        let (segment, to, told) = ([buffer.segment(MARGIN..MARGIN + len)], &theirs.writable, what == 3);
         let put = if told {
-            self.node.put_with_message(session, &segment, to, &header(BYTES, &[at as u64, len as u64]))
+            self.node.put_with_message(session, &segment, to, at as u64, &header(BYTES, &[at as u64, len as u64]))
         } else {
-            self.node.put(session, &segment, to.0, to.1)
+            self.node.put(session, &segment, to, at as u64)
         };
         self.add(put, Asked::Put(place, buffer, told));
     }

@@ -33,8 +33,8 @@ fn every_operation_ends_when_the_peer_dies(rig: &Rig) {
     }
     done(&pair.client.send(pair.to_server, b"the one credit", &[]).unwrap());
     ops.push(pair.client.send(pair.to_server, b"no credit", &[]).unwrap());
-    let to = (&remote, 0);
-    ops.push(pair.client.put_with_message(pair.to_server, &[mine.segment(0..100)], to, b"no credit").unwrap());
+    let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..100)], &remote, 0, b"no credit");
+    ops.push(put.unwrap());
     if rig.wire == Wire::Lent {
         // The get needs nobody.
         done(&ops.remove(3));

@@ -469,10 +469,10 @@ fn long_puts_with_messages_that_waited_for_credit_are_copied_one_after_the_other
         for _ in 0..3 {
             done(&pair.client.send(pair.to_server, b"credit", &[]).unwrap());
         }
-        let (whole, to) = ([mine.segment(0..LEN)], (&window.descriptor(), 0));
+        let (whole, to) = ([mine.segment(0..LEN)], window.descriptor());
         let mut puts = Vec::new();
         for told in [b"1", b"2"] {
-            puts.push(pair.client.put_with_message(pair.to_server, &whole, to, told).unwrap());
+            puts.push(pair.client.put_with_message(pair.to_server, &whole, &to, 0, told).unwrap());
         }
         let last = pair.client.send(pair.to_server, b"3", &[]).unwrap();
         drop(turner);

@@ -85,7 +85,7 @@ fn puts_and_flushes_wait_behind_a_put_that_waits_for_credit(rig: &Rig) {
         mine.write(8192, &[2; 8192]).unwrap();
         let remote = window.descriptor();
         done(&pair.client.send(pair.to_server, b"the one credit", &[]).unwrap());
-        let told = pair.client.put_with_message(pair.to_server, &[mine.segment(0..8192)], (&remote, 0), b"put");
+        let told = pair.client.put_with_message(pair.to_server, &[mine.segment(0..8192)], &remote, 0, b"put");
         let told = told.unwrap();
         let flush = pair.client.flush(pair.to_server).unwrap();
         let put = pair.client.put(pair.to_server, &[mine.segment(8192..2 * 8192)], &remote, 0).unwrap();

@@ -219,8 +219,8 @@ fn a_message_follows_its_bytes(rig: &Rig) {
         let mine = pair.client.register(len).unwrap();
         for round in 0..5u8 {
             mine.write(0, &vec![round; len]).unwrap();
-            let to = (&window.descriptor(), 0);
-            let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..len)], to, &[round, 7]);
+            let to = window.descriptor();
+            let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..len)], &to, 0, &[round, 7]);
             done(&put.unwrap());
             pair.client.receive(soon()).unwrap();
         }
@@ -273,7 +273,7 @@ fn what_is_not_open_is_refused_counted_and_untouched(rig: &Rig) {
     assert_eq!(refused(try_get(&guessed, 0, 100)), OpError::Refused(WindowError::Key));
     assert!(copy_of(&memory) == before, "untouched");
     // What a put with a message was refused, nobody hears of.
-    let op = pair.client.put_with_message(pair.to_server, &[mine.segment(0..8192)], (&longer, 1), b"unheard").unwrap();
+    let op = pair.client.put_with_message(pair.to_server, &[mine.segment(0..8192)], &longer, 1, b"unheard").unwrap();
     assert_eq!(end(&op), Err(OpError::Refused(WindowError::Bounds)));
     done(&pair.client.send(pair.to_server, b"heard", &[]).unwrap());
     drop(turner);
@@ -437,8 +437,8 @@ fn what_waits_ends_with_its_session(rig: &Rig) {
         ops.push(
             pair.client.put_ranges(pair.to_server, &[mine.segment(0..64)], &window.descriptor(), &ranges).unwrap(),
         );
-        let to = (&window.descriptor(), 0);
-        ops.push(pair.client.put_with_message(pair.to_server, &[mine.segment(0..64)], to, b"put").unwrap());
+        let to = window.descriptor();
+        ops.push(pair.client.put_with_message(pair.to_server, &[mine.segment(0..64)], &to, 0, b"put").unwrap());
         let flush = pair.client.flush(pair.to_server).unwrap();
         let message = pair.client.send(pair.to_server, b"goodbye", &[]).unwrap();
         if closes {

@@ -191,8 +191,8 @@ fn a_message_follows_a_put_into_one_range(rig: &Rig) {
     let client = std::thread::spawn(move || {
         let mine = pair.client.register(100).unwrap();
         mine.write(0, &[6; 100]).unwrap();
-        let to = (&window.descriptor(), 8000);
-        done(&pair.client.put_with_message(pair.to_server, &[mine.segment(0..100)], to, b"there").unwrap());
+        let to = window.descriptor();
+        done(&pair.client.put_with_message(pair.to_server, &[mine.segment(0..100)], &to, 8000, b"there").unwrap());
         window
     });
     assert_eq!(pair.server.receive(crate::rig::soon()).unwrap().header, b"there");
@@ -210,7 +210,7 @@ fn a_message_behind_a_put_that_is_refused_takes_no_credit(rig: &Rig) {
     let _turner = Turner::of(&pair.server);
     let mine = pair.client.register(5000).unwrap();
     for _ in 0..4 {
-        let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..5000)], (&closed, 0), b"lies there");
+        let put = pair.client.put_with_message(pair.to_server, &[mine.segment(0..5000)], &closed, 0, b"lies there");
         let result = end(&put.unwrap());
         assert_eq!(result, Err(OpError::Refused(WindowError::Key)));
     }

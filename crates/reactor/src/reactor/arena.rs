@@ -16,7 +16,7 @@ use crate::frame::{Frame, FramePool};
 use crate::gather::Gather;
 use crate::loan::Loan;
 use crate::op::{Errno, Socket};
-use crate::shared::BackendContext;
+use crate::shared::{BackendContext, LentPlace};
 
 impl Reactor {
     /// Lends the server of a stream an arena ([`FramePool::shared`], which says what that means), once, and before any other memory: it
@@ -81,29 +81,28 @@ impl Reactor {
         self.shared.mapped_peer_bytes()
     }
 
-    /// Copies all of `gather` into what the peer has lent under the number `to.0` (an arena: 0), to offset `to.1` there. It is done
-    /// when this returns, and blocks the loop as
-    /// long as the copy takes; ranges of mapped files are read by the kernel, and should be resident as for a send.
+    /// Copies all of `gather` to a place in the peer's memory. The copy is complete when this returns, and blocks the loop as long as
+    /// it takes; ranges of mapped files are read by the kernel, and should be resident as for a send.
     ///
     /// # Errors
     /// `ENOTCONN` without such memory, `EACCES` if it is lent for reading, `ERANGE` if the range is not in it, `EBADF` and
     /// `EFAULT` for a file that is not of this loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a
     /// file that became shorter, what the kernel says of reading it, and of mapping the memory: some may have been copied.
-    pub fn put(&mut self, socket: Socket, gather: &Gather, to: (u32, u64)) -> Result<(), Errno> {
+    pub fn put(&mut self, socket: Socket, gather: &Gather, to: LentPlace) -> Result<(), Errno> {
         let (shared, mut context) = context!(self);
-        shared.put(&mut context, (socket, to.0), gather, to.1)
+        shared.put(&mut context, socket, gather, to)
     }
 
-    /// Fills the range `into.1` of a frame with what lies in the peer's memory `from.0` at offset `from.1` now. It is done when this returns. The peer may
-    /// be writing there: what was got is to be checked here, never there.
+    /// Fills a range of a frame with what lies at a place in the peer's memory now. The copy is complete when this returns. The peer
+    /// may be writing there: check the copy, never the original.
     ///
     /// # Errors
     /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. What the kernel says of mapping the
     /// memory: some may have been copied. `ECONNRESET` if the peer has ended the
     /// stream, for it may have given the memory's pages up: what was copied is nothing.
-    pub fn get(&mut self, socket: Socket, from: (u32, u64), into: (&mut Frame, Range<usize>)) -> Result<(), Errno> {
+    pub fn get(&mut self, socket: Socket, from: LentPlace, into: &mut Frame, range: Range<usize>) -> Result<(), Errno> {
         let (shared, mut context) = context!(self);
-        shared.get(&mut context, (socket, from.0), from.1, into)?;
+        shared.get(&mut context, socket, from, into, range)?;
         if shared.has_peer_ended(socket) { Err(Errno::CONNRESET) } else { Ok(()) }
     }
 }

@@ -35,7 +35,7 @@ impl PeerMemory {
     ///
     /// # Errors
     /// `EPROTO` if it can be no such memory, `ENOBUFS` if there is no room; else the kernel's.
-    pub(super) fn open(file: OwnedFd, (bytes, access): (u64, Access), room: u64) -> Result<Self, Errno> {
+    pub(super) fn open(file: OwnedFd, bytes: u64, access: Access, room: u64) -> Result<Self, Errno> {
         if !bytes.is_multiple_of(FRAME_BYTES_MIN as u64) {
             return Err(Errno::PROTO);
         }
@@ -58,7 +58,7 @@ impl PeerMemory {
     ///
     /// # Errors
     /// `ERANGE`, `EACCES`.
-    pub(super) fn check(&self, (offset, len): (u64, usize), access: Access) -> Result<(), Errno> {
+    pub(super) fn check(&self, offset: u64, len: usize, access: Access) -> Result<(), Errno> {
         if access == Access::Write && self.access == Access::Read {
             return Err(Errno::ACCESS);
         }

@@ -62,7 +62,7 @@ impl Lending {
         match self.side {
             StreamSide::Server => Err(Errno::OPNOTSUPP),
             StreamSide::Client if self.lent > 0 => Err(Errno::ALREADY),
-            StreamSide::Client => self.send((pool.bytes() as u64, Access::Write), file).map(|_| ()),
+            StreamSide::Client => self.send(pool.bytes() as u64, Access::Write, file).map(|_| ()),
         }
     }
 
@@ -72,12 +72,12 @@ impl Lending {
     /// See [`Reactor::lend_memory`](crate::Reactor::lend_memory).
     pub(crate) fn lend_memory(&mut self, loan: &Loan) -> Result<u32, Errno> {
         let access = if loan.is_writable() { Access::Write } else { Access::Read };
-        let number = self.send((loan.bytes(), access), loan.descriptor()?.as_fd())?;
+        let number = self.send(loan.bytes(), access, loan.descriptor()?.as_fd())?;
         loan.note_sent();
         Ok(number)
     }
 
-    fn send(&mut self, (bytes, access): (u64, Access), file: BorrowedFd<'_>) -> Result<u32, Errno> {
+    fn send(&mut self, bytes: u64, access: Access, file: BorrowedFd<'_>) -> Result<u32, Errno> {
         let socket = self.socket.as_ref().ok_or(Errno::PIPE)?;
         message::send(socket.as_fd(), &loan(bytes, access), &[file])?;
         let number = self.lent;
@@ -154,7 +154,8 @@ impl Lending {
 
 fn receive(socket: BorrowedFd<'_>, room: u64) -> Result<PeerMemory, Errno> {
     let (bytes, [Some(file)]) = message::receive::<LOAN_BYTES, 1>(socket)? else { return Err(Errno::PROTO) };
-    PeerMemory::open(file, read_loan(&bytes).ok_or(Errno::PROTO)?, room)
+    let (bytes, access) = read_loan(&bytes).ok_or(Errno::PROTO)?;
+    PeerMemory::open(file, bytes, access, room)
 }
 
 fn loan(arena_bytes: u64, access: Access) -> [u8; LOAN_BYTES] {

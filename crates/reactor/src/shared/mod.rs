@@ -26,6 +26,7 @@ use rustix::io::Errno;
 pub(crate) use self::arena::PeerMemory;
 use self::connect::Connecting;
 pub(crate) use self::lending::Lending;
+pub use self::peer_memory::LentPlace;
 use self::shm_stream::{ShmStream, StreamState};
 use self::shm_streams::ShmStreams;
 use crate::gather::{Gather, Scatter};

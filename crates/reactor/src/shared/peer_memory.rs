@@ -15,73 +15,81 @@ use crate::op::Socket;
 use crate::os::Os;
 use crate::region::Access;
 
-/// A memory of a stream's peer: the stream, and the number under which the peer has lent it.
-pub(crate) type Lent = (Socket, u32);
+/// A place in the memory that a stream's peer has lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LentPlace {
+    /// The number under which the peer has lent the memory; 0 is an arena.
+    pub memory: u32,
+    /// Bytes from its start.
+    pub offset: u64,
+}
 
 impl Shared {
-    /// Copies all of a gather to `offset` of a peer's memory.
+    /// Copies all of a gather to a place in the memory of a stream's peer.
     ///
     /// # Errors
     /// See [`Reactor::put`](crate::Reactor::put).
     pub(crate) fn put(
         &mut self,
         context: &mut BackendContext<'_>,
-        lent: Lent,
+        socket: Socket,
         gather: &Gather,
-        mut offset: u64,
+        mut to: LentPlace,
     ) -> Result<(), Errno> {
-        self.check(lent, (offset, gather.len()), Access::Write)?;
+        self.check(socket, to, gather.len(), Access::Write)?;
         let os = context.backend.os().ok_or(Errno::NOTCONN)?;
         os.check_gather(gather)?;
         for segment in &gather.segments {
             let mut done = 0;
             while done < segment.len() {
-                let (to, room) = self.map_part(os, lent, offset)?;
+                let (address, room) = self.map_part(os, socket, to)?;
                 let len = room.min(segment.len() - done);
-                // SAFETY: `len` bytes lie in the mapping from `to` on, which stays until the next call of `map_part`. The mapping is
+                // SAFETY: `len` bytes lie in the mapping from `address` on, which stays until the next call of `map_part`. The mapping is
                 // the peer's file, which is neither a head nor seen through references; were a frame to lie in the same file,
                 // it would be at another address.
-                unsafe { copy_part(os, gather, segment, done, (to, len))? };
-                (done, offset) = (done + len, offset + len as u64);
+                unsafe { copy_part(os, gather, segment, done, address, len)? };
+                (done, to.offset) = (done + len, to.offset + len as u64);
             }
         }
         os.counters.put_bytes += gather.len() as u64;
         Ok(())
     }
 
-    /// Fills `into.1` of a frame with what lies at `offset` of a peer's memory now.
+    /// Fills a range of a frame with what lies at a place in the memory of a stream's peer now.
     ///
     /// # Errors
     /// See [`Reactor::get`](crate::Reactor::get).
     pub(crate) fn get(
         &mut self,
         context: &mut BackendContext<'_>,
-        lent: Lent,
-        mut offset: u64,
-        (frame, mut into): (&mut Frame, Range<usize>),
+        socket: Socket,
+        mut from: LentPlace,
+        into: &mut Frame,
+        mut range: Range<usize>,
     ) -> Result<(), Errno> {
-        self.check(lent, (offset, into.len()), Access::Read)?;
+        self.check(socket, from, range.len(), Access::Read)?;
         let os = context.backend.os().ok_or(Errno::NOTCONN)?;
-        os.counters.got_bytes += into.len() as u64;
-        while !into.is_empty() {
-            let (from, room) = self.map_part(os, lent, offset)?;
-            let len = room.min(into.len());
+        os.counters.got_bytes += range.len() as u64;
+        while !range.is_empty() {
+            let (address, room) = self.map_part(os, socket, from)?;
+            let len = room.min(range.len());
             // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the
             // same file.
-            unsafe { bytewise::copy(from, frame.range(into.start, len), len) };
-            (into.start, offset) = (into.start + len, offset + len as u64);
+            unsafe { bytewise::copy(address, into.range(range.start, len), len) };
+            (range.start, from.offset) = (range.start + len, from.offset + len as u64);
         }
         Ok(())
     }
 
-    fn check(&mut self, (socket, number): Lent, range: (u64, usize), access: Access) -> Result<(), Errno> {
+    fn check(&mut self, socket: Socket, at: LentPlace, len: usize, access: Access) -> Result<(), Errno> {
         let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        stream.lending().memory(number).ok_or(Errno::NOTCONN)?.check(range, access)
+        stream.lending().memory(at.memory).ok_or(Errno::NOTCONN)?.check(at.offset, len, access)
     }
 
-    /// Where byte `offset` of a peer's memory lies, and how many bytes follow it there; maps that part if it is not mapped. The
+    /// The address of a place in a peer's memory, and how many bytes follow it there; maps that part if it is not mapped. The
     /// address is good until the next call.
-    fn map_part(&mut self, os: &mut Os, (socket, number): Lent, offset: u64) -> Result<(*mut u8, usize), Errno> {
+    fn map_part(&mut self, os: &mut Os, socket: Socket, at: LentPlace) -> Result<(*mut u8, usize), Errno> {
+        let LentPlace { memory: number, offset } = at;
         self.clock += 1;
         let now = self.clock;
         let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;

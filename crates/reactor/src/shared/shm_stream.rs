@@ -375,7 +375,7 @@ fn copy_in(writer: &Writer, os: &mut Os, gather: &Gather, mut skip: usize, n: us
             let (to, run) = writer.place(done);
             let part = run.min(len - at).min(n - done);
             // SAFETY: `part` bytes at `to` are of the mapping, and not published: the reader has no business there.
-            unsafe { copy_part(os, gather, segment, at, (to, part))? };
+            unsafe { copy_part(os, gather, segment, at, to, part)? };
             at += part;
             done += part;
         }
@@ -395,7 +395,8 @@ pub(super) unsafe fn copy_part(
     gather: &Gather,
     segment: &Segment,
     at: usize,
-    (to, len): (*mut u8, usize),
+    to: *mut u8,
+    len: usize,
 ) -> Result<(), Errno> {
     // SAFETY: `from` has `len` bytes, as looked up below, `to` by the caller's word, and they do not overlap.
     let copy = |from: *const u8| unsafe { bytewise::copy(from, to, len) };

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use byway_reactor::{
-    Address, Completion, Frame, FramePool, Gather, Instant, IoChoice, Listener, Op, Outcome, Reactor, Scatter, Socket,
-    Token, Wait,
+    Address, Completion, Frame, FramePool, Gather, Instant, IoChoice, LentPlace, Listener, Op, Outcome, Reactor,
+    Scatter, Socket, Token, Wait,
 };
 
 use crate::wire::{Kind, REQUEST_BYTES, Request, fill, is_right};
@@ -137,11 +137,12 @@ impl Server {
                 let mut frame = self.frame(request.len);
                 fill(frame.bytes_mut(), request.seed);
                 gather.push_frame(frame, 0, request.len);
-                self.reactor.put(socket, &gather, (0, request.offset)).unwrap();
+                self.reactor.put(socket, &gather, LentPlace { memory: 0, offset: request.offset }).unwrap();
             }
             Kind::Get => {
                 let mut frame = self.frame(request.len);
-                self.reactor.get(socket, (0, request.offset), (&mut frame, 0..request.len)).unwrap();
+                let place = LentPlace { memory: 0, offset: request.offset };
+                self.reactor.get(socket, place, &mut frame, 0..request.len).unwrap();
                 assert!(is_right(&frame.to_vec(), request.seed), "what lay there before it was asked for: {request:?}");
             }
             Kind::Echo => return self.receive(number, PAYLOAD, request.len),

@@ -131,20 +131,14 @@ impl Layer for RpcLayer {
         Self::send(tables, turn);
     }
 
-    fn message(
-        &mut self,
-        turn: &mut Turn<'_>,
-        session: Session,
-        (kind, header): (Kind, &Header),
-        payload: &[u8],
-    ) -> bool {
+    fn message(&mut self, turn: &mut Turn<'_>, session: Session, kind: Kind, header: &Header, payload: &[u8]) -> bool {
         let mut tables = self.tables();
         let Ok(event) = tables.calls.message(session.into(), kind, header, payload) else { return false };
         Self::came(tables, turn, session, event);
         true
     }
 
-    fn placed(&mut self, turn: &mut Turn<'_>, session: Session, (kind, header): (Kind, &Header)) -> bool {
+    fn placed(&mut self, turn: &mut Turn<'_>, session: Session, kind: Kind, header: &Header) -> bool {
         let mut tables = self.tables();
         let event = tables.calls.placed(session.into(), kind, header);
         Self::came(tables, turn, session, event);

@@ -142,7 +142,7 @@ impl<C> Calls<C> {
         let progress = self.session(at.session).and_then(|state| match token {
             Some(_) => state.outgoing.answered(&body, payload.len()),
             None if is_direct && !state.outgoing.is_on_behalf(at.call) => {
-                state.outgoing.replied_directly(at.call, (told, is_over), slot)
+                state.outgoing.replied_directly(at.call, told, is_over, slot)
             }
             None => state.outgoing.replied(&body, payload.len()),
         });

@@ -114,7 +114,8 @@ impl<C> Outgoing<C> {
     pub(super) fn replied_directly(
         &mut self,
         call: u64,
-        (session, is_over): (SessionId, bool),
+        session: SessionId,
+        is_over: bool,
         to_callee: SessionId,
     ) -> Option<Progress<C>> {
         let slot = Slot::from_u64(call);

@@ -96,7 +96,7 @@ impl Life {
             for word in [tag, first as u64, words as u64, descriptor.put_key().0] {
                 header.extend(word.to_le_bytes());
             }
-            self.node().put_with_message(session, &segments, (&descriptor, offset), &header)
+            self.node().put_with_message(session, &segments, &descriptor, offset, &header)
         } else {
             self.node().put(session, &segments, &descriptor, offset)
         };

@@ -41,14 +41,8 @@ impl At<'_> {
     ///
     /// # Errors
     /// There is no room for it now.
-    pub fn get(
-        &mut self,
-        session: SessionId,
-        from: Remote,
-        into: Frame,
-        (protocol, tag): (u8, u64),
-    ) -> Result<(), Frame> {
-        get(self.fabric, self.reactor, session, from, into, (protocol, tag))
+    pub fn get(&mut self, session: SessionId, from: Remote, into: Frame, protocol: u8, tag: u64) -> Result<(), Frame> {
+        get(self.fabric, self.reactor, session, from, into, protocol, tag)
     }
 }
 
@@ -59,7 +53,8 @@ pub(crate) fn get(
     session: SessionId,
     from: Remote,
     into: Frame,
-    (protocol, tag): (u8, u64),
+    protocol: u8,
+    tag: u64,
 ) -> Result<(), Frame> {
     debug_assert!(tag >> 56 == 0, "the protocol goes above it");
     fabric.get(reactor, session, from, into, u64::from(protocol) << 56 | tag)
@@ -268,10 +263,11 @@ impl Handler for Hosting<'_, '_, '_> {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        message: (Message, &Header),
+        kind: Message,
+        header: &Header,
         payload: &[u8],
     ) {
-        let event = match self.sessions.message(session, message, payload) {
+        let event = match self.sessions.message(session, kind, header, payload) {
             Ok(event) => event,
             Err(reason) => return fabric.close(reactor, session, reason),
         };
@@ -295,8 +291,15 @@ impl Handler for Hosting<'_, '_, '_> {
     }
 
     /// A client has put bytes into a slab that a service opened to it: no service hears of it.
-    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, message: (Message, &Header)) {
-        if let Err(reason) = fabric.confirm_put(session, message) {
+    fn placed(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        session: SessionId,
+        kind: Message,
+        header: &Header,
+    ) {
+        if let Err(reason) = fabric.confirm_put(session, kind, header) {
             fabric.close(reactor, session, reason);
         }
     }

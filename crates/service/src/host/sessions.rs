@@ -153,7 +153,8 @@ impl Sessions {
         &mut self,
         fabric: &mut Fabric,
         slot: SessionId,
-        (protocol, method): (u8, u16),
+        protocol: u8,
+        method: u16,
         arguments: &[u8],
     ) -> Result<(), CannotSend> {
         let arguments = Inline::new(arguments).unwrap_or(Inline::EMPTY);
@@ -226,7 +227,8 @@ impl Sessions {
     pub(super) fn message<'a>(
         &mut self,
         slot: SessionId,
-        (kind, header): (Message, &Header),
+        kind: Message,
+        header: &Header,
         payload: &'a [u8],
     ) -> Result<Option<Event<'a, Infallible>>, CloseReason> {
         match kind {

@@ -74,7 +74,7 @@ fn what_finds_no_room_in_the_device_goes_through_main_memory() {
     let mut rig = staged(IoChoice::Auto, &path, &memory);
     // All of the pool but one frame of the least size.
     let pool_bytes = byway_service::limits::DEVICE_POOL_BYTES;
-    let hold = |len| rig.engine.frame_for_write(&rig.reactor, rig.volume, 0, (len, len)).unwrap();
+    let hold = |len| rig.engine.frame_for_write(&rig.reactor, rig.volume, 0, len, len).unwrap();
     let mut held: Vec<Frame> = (1..pool_bytes / BYTES).map(|_| hold(BYTES)).collect();
     held.extend((12..20).map(|shift| hold(1 << shift)));
     assert!(held.iter().all(Frame::is_device));
@@ -97,11 +97,12 @@ fn writes_from_plain_sockets_have_frames_of_the_device() {
     let (path, _) = disk(folder.path(), "disk", BYTES);
     for io in BACKENDS {
         let mut rig = staged(io, &path, &memory(16 << 20));
-        let mut frame = rig.engine.frame_for_write(&rig.reactor, rig.volume, 8192, (65_536, 4096)).unwrap();
+        let mut frame = rig.engine.frame_for_write(&rig.reactor, rig.volume, 8192, 65_536, 4096).unwrap();
         assert!(frame.is_device());
         frame.fill(0x5a);
         let flags = WriteFlags::default();
-        let step = rig.engine.write(&mut rig.reactor, rig.volume, 8192, (frame, 65_536), flags, Tag(7));
+        let step =
+            rig.engine.write(&mut rig.reactor, rig.volume, 8192, FrameRange::new(frame, 0, 65_536), flags, Tag(7));
         rig.unit(step.map(Step::from)).unwrap();
         assert!(std::fs::read(&path).unwrap()[8192..][..65_536].iter().all(|byte| *byte == 0x5a));
         assert_eq!(rig.reactor.counters().written_device_bytes, 65_536);
@@ -110,7 +111,7 @@ fn writes_from_plain_sockets_have_frames_of_the_device() {
         assert_eq!(rig.reactor.counters().written_device_bytes, 65_536);
         let options = StoreOptions { direct: true, shared: true, ..StoreOptions::default() };
         let plain = Rig::new(io, Store::path(&path, options, &OpenHere).unwrap(), VolumeOptions::default());
-        let frame = plain.engine.frame_for_write(&plain.reactor, plain.volume, 0, (65_536, 4096)).unwrap();
+        let frame = plain.engine.frame_for_write(&plain.reactor, plain.volume, 0, 65_536, 4096).unwrap();
         assert!(!frame.is_device());
     }
 }
@@ -127,14 +128,14 @@ fn volumes_on_one_device_share_a_pool_and_the_last_gives_it_back() {
     let second = rig.engine.attach(&mut rig.reactor, second);
     let pool = byway_service::limits::DEVICE_POOL_BYTES;
     let frames: Vec<Frame> = (0..pool / BYTES)
-        .map(|_| rig.engine.frame_for_write(&rig.reactor, rig.volume, 0, (BYTES, 4096)).unwrap())
+        .map(|_| rig.engine.frame_for_write(&rig.reactor, rig.volume, 0, BYTES, 4096).unwrap())
         .collect();
     assert!(frames.iter().all(Frame::is_device));
-    let ordinary = rig.engine.frame_for_write(&rig.reactor, second, 0, (4096, 4096)).unwrap();
+    let ordinary = rig.engine.frame_for_write(&rig.reactor, second, 0, 4096, 4096).unwrap();
     assert!(!ordinary.is_device(), "the first has all of it");
     drop(frames);
     rig.engine.detach(&mut rig.reactor, rig.volume);
-    assert!(rig.engine.frame_for_write(&rig.reactor, second, 0, (4096, 4096)).unwrap().is_device());
+    assert!(rig.engine.frame_for_write(&rig.reactor, second, 0, 4096, 4096).unwrap().is_device());
 }
 
 #[test]

@@ -17,11 +17,11 @@ impl Handler for NoSession {
         panic!("a connection that there is no room for has a session");
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, kind: Kind, _: &Header, _: &[u8]) {
         panic!("{kind:?} without a session");
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header)) {
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, kind: Kind, _: &Header) {
         panic!("{kind:?} without a session");
     }
 

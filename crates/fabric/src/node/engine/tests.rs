@@ -35,9 +35,9 @@ impl Handler for Log {
         self.is_up = true;
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &WireHeader), _: &[u8]) {}
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &WireHeader, _: &[u8]) {}
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &WireHeader)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &WireHeader) {}
 
     fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: EndedGet) {}
 
@@ -90,13 +90,7 @@ fn lie() -> (Node, Peer, Session, WindowKey, (Mapping, tempfile::TempDir)) {
     node.listen(&at).unwrap();
     let (mut peer, session) = Peer::of(&node, at);
     let (theirs, lie) = (Mapping::shared(4096).unwrap(), WindowKey(77 << 20 | 5));
-    assert!(peer.fabric.lend_window(
-        &mut peer.reactor,
-        (peer.session, WindowKey(77 << 20 | 4)),
-        &theirs,
-        0..4096,
-        false
-    ));
+    assert!(peer.fabric.lend_window(&mut peer.reactor, peer.session, WindowKey(77 << 20 | 4), &theirs, 0..4096, false));
     let grant = Grant::new(0, 4096, 0);
     let header = WindowAdvert::opened(WindowAdvert::PUT, 0, grant).about(lie.0);
     peer.fabric.send(peer.session, header);

@@ -9,7 +9,7 @@ use zerocopy::little_endian::U32;
 use super::*;
 use crate::node::{Completed, Deadline, Layer, Node, NodeOptions, Op, OpId, Outcome, Rights, Turn};
 use crate::session::{ClientId, Identity};
-use crate::{Options, PayloadMeta, Registry, Remote};
+use crate::{Options, PayloadMeta, Put, Registry, Remote};
 
 /// A fabric that says these when its session is up, and nothing else.
 struct Peer {
@@ -31,11 +31,11 @@ impl Handler for Says {
         }
     }
 
-    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, (kind, _): (Kind, &Header), _: &[u8]) {
+    fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, kind: Kind, _: &Header, _: &[u8]) {
         self.heard.push(kind);
     }
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: (Kind, &Header)) {}
+    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &Header) {}
 
     fn down(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: CloseReason) {
         self.down = true;
@@ -115,12 +115,12 @@ impl Layer for Listener {
         self.note(Heard::Began(has_ended(&self.acceptor)));
     }
 
-    fn message(&mut self, _: &mut Turn<'_>, _: Session, _: (Kind, &Header), _: &[u8]) -> bool {
+    fn message(&mut self, _: &mut Turn<'_>, _: Session, _: Kind, _: &Header, _: &[u8]) -> bool {
         self.note(Heard::Message);
         true
     }
 
-    fn placed(&mut self, _: &mut Turn<'_>, _: Session, _: (Kind, &Header)) -> bool {
+    fn placed(&mut self, _: &mut Turn<'_>, _: Session, _: Kind, _: &Header) -> bool {
         true
     }
 
@@ -307,9 +307,10 @@ fn a_window_for_one_use_is_closed_by_a_part_of_an_answer_too() {
         let mut header = Header::new(Kind::Data);
         header.body[..8].fill(1);
         let route = peer.fabric.route_to(slot, to.window);
-        let meta = PayloadMeta { len: 8, checksum: None };
+        let payload = PayloadMeta { len: 8, checksum: None };
         let push = |gather: &mut byway_reactor::Gather| gather.push_head(&[byte; 8]);
-        peer.fabric.put(&mut peer.reactor, (slot, route), (to, header), meta, push).unwrap();
+        let put = Put { session: slot, route, to, header, payload };
+        peer.fabric.put(&mut peer.reactor, put, push).unwrap();
     }
     peer.until(|_| {
         node.progress().unwrap();

@@ -31,7 +31,7 @@ use std::os::fd::AsFd;
 use std::rc::Rc;
 use std::time::Duration;
 
-use byway_reactor::{Completion, Descriptor, Errno, Frame, Gather, Instant, Op, Outcome, Reactor, Token};
+use byway_reactor::{Completion, Descriptor, Errno, Frame, FrameRange, Gather, Instant, Op, Outcome, Reactor, Token};
 
 use self::adapter::Adapter;
 use self::connection::{Connection, Phase};
@@ -312,7 +312,7 @@ impl Transport {
         }
     }
 
-    /// Opens `frame[start..start + len]` for the peer of a connection to write. Close it only when the peer has no more
+    /// Opens `memory` for the peer of a connection to write. Close it only when the peer has no more
     /// use for it, or its connection has ended.
     ///
     /// # Errors
@@ -320,23 +320,21 @@ impl Transport {
     pub fn open_target(
         &self,
         connection: ConnectionId,
-        (frame, start, len): (Frame, usize, usize),
+        memory: FrameRange,
     ) -> Result<Window, (RdmaError, Option<Frame>)> {
+        let FrameRange { frame, start, len } = memory;
         match self.adapter_of(connection) {
             Ok(adapter) => adapter.domain().open_frame(frame, start..start + len),
             Err(error) => Err((error, Some(frame))),
         }
     }
 
-    /// Opens `frame[start..start + len]` for the peer of a connection to read.
+    /// Opens `memory` for the peer of a connection to read.
     ///
     /// # Errors
     /// As for [`Self::open_target`], without the frame.
-    pub fn open_source(
-        &self,
-        connection: ConnectionId,
-        (frame, start, len): (Rc<Frame>, usize, usize),
-    ) -> Result<Window, RdmaError> {
+    pub fn open_source(&self, connection: ConnectionId, memory: FrameRange<Rc<Frame>>) -> Result<Window, RdmaError> {
+        let FrameRange { frame, start, len } = memory;
         self.adapter_of(connection)?.domain().open_shared(frame, start..start + len)
     }
 

@@ -11,7 +11,8 @@ use crate::limits::{
     ARENA_BYTES_MAX, ARENAS_BYTES_MAX, ARENAS_PER_STREAM_MAX, FRAME_BYTES_MAX, PEER_MAPPED_BYTES_MAX, PEER_PART_BYTES,
 };
 use crate::{
-    Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, Mapping, Op, OpenFile, Outcome, Socket,
+    Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, LentPlace, Mapping, Op, OpenFile,
+    Outcome, Socket,
 };
 
 const ARENA: usize = FRAME_BYTES_MAX;
@@ -41,7 +42,7 @@ impl Pair {
     }
 
     fn put(&mut self, gather: &Gather, offset: u64) -> Result<(), Errno> {
-        self.server.reactor.put(self.theirs, gather, (0, offset))
+        self.server.reactor.put(self.theirs, gather, LentPlace { memory: 0, offset })
     }
 
     fn get(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
@@ -56,7 +57,7 @@ fn get(
 ) -> Result<(), Errno> {
     let mut frame = reactor.frames().alloc(into.len().max(1)).unwrap();
     frame.write(0, into);
-    let got = reactor.get(socket, (number, offset), (&mut frame, 0..into.len()));
+    let got = reactor.get(socket, LentPlace { memory: number, offset }, &mut frame, 0..into.len());
     frame.read(0, into);
     got
 }
@@ -247,7 +248,10 @@ fn streams_without_an_arena_say_so() {
         assert_eq!(pair.client.reactor.lend_arena(pair.ours, &plain), Err(Errno::INVAL));
         // The end that lends copies nothing itself.
         pair.client.reactor.lend_arena(pair.ours, &arena).unwrap();
-        assert_eq!(pair.client.reactor.put(pair.ours, &head(b"x"), (0, 0)), Err(Errno::NOTCONN));
+        assert_eq!(
+            pair.client.reactor.put(pair.ours, &head(b"x"), LentPlace { memory: 0, offset: 0 }),
+            Err(Errno::NOTCONN)
+        );
         assert_eq!(pair.client.reactor.peer_arena_bytes(pair.ours), None);
         // Another kind of stream.
         let (plain, _other) = std::os::unix::net::UnixStream::pair().unwrap();
@@ -300,14 +304,14 @@ fn an_arena_is_handed_from_loop_to_loop_with_its_stream() {
         let (Pair { mut client, mut server, ours, theirs }, arena) = Pair::with_arena(io, ARENA);
         let whole = canaries(&arena);
         let stream = server.reactor.release(theirs).unwrap();
-        assert_eq!(server.reactor.put(theirs, &head(b"x"), (0, 0)), Err(Errno::NOTCONN));
+        assert_eq!(server.reactor.put(theirs, &head(b"x"), LentPlace { memory: 0, offset: 0 }), Err(Errno::NOTCONN));
         assert_eq!(held(arena.file().unwrap()), (1, 2), "it is on its way, and mapped where it arrives");
         let other = std::thread::spawn(move || {
             let mut other = Loop::new(io);
             let theirs = other.reactor.adopt(stream).unwrap();
             assert_eq!(other.reactor.peer_arena_bytes(theirs), Some(ARENA as u64));
             assert_eq!(other.reactor.take_memory(theirs, 0), Ok(ARENA as u64));
-            other.reactor.put(theirs, &head(b"from the other loop"), (0, 100)).unwrap();
+            other.reactor.put(theirs, &head(b"from the other loop"), LentPlace { memory: 0, offset: 100 }).unwrap();
             other.send(1, theirs, 1);
             assert_eq!(sent(other.wait(1)), Ok(1));
             other.receive(2, theirs, 1);
@@ -390,7 +394,10 @@ fn either_end_lends_memory_and_takes_what_the_other_has_lent() {
         for (number, which) in [(0, 0), (1, 2)] {
             assert_eq!(client.reactor.take_memory(*ours, number), Ok(8192));
             assert_eq!(client.reactor.take_memory(*ours, number), Ok(8192), "it was taken");
-            client.reactor.put(*ours, &head(&[number as u8 + 5; 10]), (number, 8182)).unwrap();
+            client
+                .reactor
+                .put(*ours, &head(&[number as u8 + 5; 10]), LentPlace { memory: number, offset: 8182 })
+                .unwrap();
             // SAFETY: the last byte of the memory, which nobody writes now.
             assert_eq!(unsafe { memories[which].as_ptr().add(8191).read_volatile() }, number as u8 + 5);
         }

@@ -366,7 +366,7 @@ impl Core {
             && fabric.control_queued(session) < CONTROL_QUEUE_BYTES
             && let Some(id) = self.machine.next(now)
         {
-            self.send(fabric, session, handle, (id, now));
+            self.send(fabric, session, handle, id, now);
         }
         self.note_credit(fabric, session, reactor);
     }

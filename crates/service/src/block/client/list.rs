@@ -160,7 +160,8 @@ impl Handler for Listing {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Message, &Header),
+        kind: Message,
+        header: &Header,
         payload: &[u8],
     ) {
         if !matches!(kind, Message::Reply | Message::Protocols) {
@@ -180,13 +181,7 @@ impl Handler for Listing {
         }
     }
 
-    fn placed(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        session: SessionId,
-        (kind, _): (Message, &Header),
-    ) {
+    fn placed(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, kind: Message, _: &Header) {
         fabric.close(reactor, session, CloseReason::Unexpected(kind));
     }
 

@@ -3,7 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Reactor};
 
-use super::{Engine, IoKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
+use super::{Counted, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 
@@ -14,7 +14,7 @@ impl Engine {
     /// [`BlockError::FlushFailed`] once one has failed.
     pub fn flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
         let result = self.start_flush(reactor, id, tag);
-        self.counted((id, Operation::Flush, 0, false), result)
+        self.counted(id, Counted::whole(Operation::Flush, 0), result)
     }
 
     fn start_flush(&mut self, reactor: &mut Reactor, id: VolumeId, tag: Tag) -> Result<Step<()>, BlockError> {
@@ -54,7 +54,7 @@ impl Engine {
         } else {
             self.start_trim(reactor, request)
         };
-        self.counted((id, Operation::Trim, len, false), result)
+        self.counted(id, Counted::whole(Operation::Trim, len), result)
     }
 
     fn start_trim(&mut self, reactor: &mut Reactor, request: Request) -> Result<Step<()>, BlockError> {

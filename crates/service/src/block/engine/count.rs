@@ -72,9 +72,30 @@ pub struct VolumeCounters {
     pub in_flight: u64,
 }
 
+/// An operation that is counted.
+#[derive(Clone, Copy)]
+pub(super) struct Counted {
+    pub(super) operation: Operation,
+    /// Bytes.
+    pub(super) len: u64,
+    /// Whether it is only a part of a request.
+    pub(super) part: bool,
+}
+
+impl Counted {
+    pub(super) const fn whole(operation: Operation, len: u64) -> Self {
+        Self { operation, len, part: false }
+    }
+
+    pub(super) const fn part(operation: Operation, len: u64) -> Self {
+        Self { operation, len, part: true }
+    }
+}
+
 impl VolumeCounters {
-    /// Counts what has ended: an operation, its bytes, and whether it is only a part of a request.
-    pub(super) fn ended(&mut self, (operation, len, part): (Operation, u64, bool), error: Option<BlockError>) {
+    /// Counts what has ended.
+    pub(super) fn ended(&mut self, counted: Counted, error: Option<BlockError>) {
+        let Counted { operation, len, part } = counted;
         if let Some(error) = error {
             self.errors += u64::from(error.is_store_failure());
             self.rejected += u64::from(error.is_client_mistake());
@@ -173,14 +194,15 @@ impl Engine {
     /// Counts a request that ended at once.
     pub(super) fn counted<T>(
         &mut self,
-        (id, operation, len, part): (VolumeId, Operation, u64, bool),
+        id: VolumeId,
+        counted: Counted,
         result: Result<Step<T>, BlockError>,
     ) -> Result<Step<T>, BlockError> {
         let error = result.as_ref().err().copied();
         if (error.is_some() || matches!(result, Ok(Step::Now(_))))
             && let Some(attached) = self.attached_mut(id)
         {
-            attached.counters.ended((operation, len, part), error);
+            attached.counters.ended(counted, error);
         }
         result
     }

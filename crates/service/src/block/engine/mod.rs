@@ -22,7 +22,7 @@ use byway_reactor::{Completion, Extent, FramePool, Instant, Op, Reactor, Token};
 use slab::Slab;
 
 use self::attached::Attached;
-use self::count::SlowLog;
+use self::count::{Counted, SlowLog};
 pub use self::count::{Operation, Slow, VolumeCounters};
 use self::deferred_replies::TAG_POLL_SYNCS;
 use self::fault::RunFault;
@@ -368,7 +368,7 @@ impl Engine {
         let ended = io.end(&attached.volume);
         let error = ended.outcome.error();
         attached.times.note(operation, now.since(job_started));
-        attached.counters.ended((operation, len, part), error);
+        attached.counters.ended(Counted { operation, len, part }, error);
         if let Some(error) = error {
             attached.volume.note_failure(StoreFailure { operation, offset, len, error, at: now });
         }

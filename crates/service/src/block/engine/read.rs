@@ -4,7 +4,7 @@ use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::in_flight_io::SliceState;
 use super::stage::{Stage, in_device};
-use super::{Engine, IoKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
+use super::{Counted, Engine, IoKind, Operation, ReadFlags, Request, Step, Tag, VolumeId, is_cut_up};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
 use crate::block::store::Kind;
@@ -27,7 +27,7 @@ impl Engine {
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         let result = self.start_read(reactor, id, range, flags, tag);
-        self.counted((id, Operation::Read, range.1 as u64, flags.part), result)
+        self.counted(id, Counted { operation: Operation::Read, len: range.1 as u64, part: flags.part }, result)
     }
 
     /// The longest read that takes frames all at once; a longer one is [`Step::InParts`].

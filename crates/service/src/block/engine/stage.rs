@@ -42,7 +42,8 @@ impl Engine {
         reactor: &Reactor,
         id: VolumeId,
         offset: u64,
-        (len, least): (usize, usize),
+        len: usize,
+        least: usize,
     ) -> Option<Frame> {
         let staged = || {
             let attached = self.attached(id).ok()?;

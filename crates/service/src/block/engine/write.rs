@@ -2,11 +2,11 @@
 
 use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, Op, Reactor, Socket, Token};
+use byway_reactor::{Errno, FrameRange, Op, Reactor, Socket, Token};
 
 use super::attached::Attached;
 use super::in_flight_io::RunState;
-use super::{Begun, ENGINE_CLASS, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
+use super::{Begun, Counted, ENGINE_CLASS, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
 use crate::block::error::BlockError;
 use crate::block::failures::StoreFailure;
 use crate::block::store::Kind;
@@ -62,7 +62,7 @@ impl Engine {
         let n = reactor.receive_into_file(socket, attached.files[run.file], run.offset, run.len as usize);
         if n > 0 {
             self.charge(reactor, id, n);
-            let _ = self.counted((id, Operation::Write, n as u64, true), Ok(Step::Now(())));
+            let _ = self.counted(id, Counted::part(Operation::Write, n as u64), Ok(Step::Now(())));
         }
         n
     }
@@ -75,7 +75,7 @@ impl Engine {
         self.check(id, offset, len, true).map(|_| ())
     }
 
-    /// Writes `from[..len]`, at most [`Engine::write_piece_len`] bytes: a piece of a request, whose end is told by
+    /// Writes at most [`Engine::write_piece_len`] bytes of a frame: a piece of a request, whose end is told by
     /// [`Engine::note_written`].
     ///
     /// # Errors
@@ -85,13 +85,14 @@ impl Engine {
         reactor: &mut Reactor,
         id: VolumeId,
         offset: u64,
-        (from, len): (Frame, usize),
+        from: FrameRange,
         flags: WriteFlags,
         tag: Tag,
     ) -> Result<Begun, BlockError> {
+        let len = from.len;
         let request = Request { volume: id, operation: Operation::Write, offset, len: len as u64, tag };
         let result = self.write_frame(reactor, request, from, flags);
-        let _ = self.counted((id, Operation::Write, len as u64, true), result.map(Step::from));
+        let _ = self.counted(id, Counted::part(Operation::Write, len as u64), result.map(Step::from));
         result
     }
 
@@ -99,11 +100,11 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         request: Request,
-        from: Frame,
+        from: FrameRange,
         flags: WriteFlags,
     ) -> Result<Begun, BlockError> {
-        let Request { volume: id, offset, len, .. } = request;
-        let len = len as usize;
+        let Request { volume: id, offset, .. } = request;
+        let FrameRange { frame: from, start, len } = from;
         self.charge(reactor, id, len);
         let attached = self.check(id, offset, len as u64, true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Begun::Now) };
@@ -118,7 +119,7 @@ impl Engine {
         let durable = flags.durable && !cfg!(feature = "drop-flushes") && !seeded::is(Bug::IgnoredFua);
         // The kernel alone moves the bytes of a device.
         if !durable && !attached.volume.has_faults() && from.is_private() {
-            match reactor.try_write(file, run.offset, &from.bytes()[..len]) {
+            match reactor.try_write(file, run.offset, &from.bytes()[start..][..len]) {
                 Ok(()) => return Ok(Begun::Now),
                 Err(Errno::AGAIN) => {}
                 Err(error) => return Err(failed_at_once(attached, reactor, request, error)),
@@ -126,7 +127,7 @@ impl Engine {
         }
         let io = self.start_io(reactor, request, 1, IoKind::Write { durable });
         self.in_flight[io].part = true;
-        let op = Op::Write { file, offset: run.offset, from, start: 0, len, durable: false };
+        let op = Op::Write { file, offset: run.offset, from, start, len, durable: false };
         self.start_run(reactor, io, 0, len, op);
         Ok(Begun::Later)
     }
@@ -152,7 +153,7 @@ impl Engine {
         if !matches!(result, Ok(Step::Busy)) {
             self.charge(reactor, id, bytes.len());
         }
-        self.counted((id, Operation::Write, bytes.len() as u64, false), result)
+        self.counted(id, Counted::whole(Operation::Write, bytes.len() as u64), result)
     }
 
     fn write_bytes(

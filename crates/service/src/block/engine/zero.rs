@@ -6,7 +6,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Op, Outcome, Reactor, Token};
 
 use super::in_flight_io::{InFlightIo, IoKind, RunState, Way, Zeroing, unit_result};
-use super::{ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
+use super::{Counted, ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::store::Kind;
 
@@ -31,7 +31,7 @@ impl Engine {
         let request = Request { volume: id, operation: Operation::Zero, offset, len, tag };
         let first = if flags.keep_space { Allocate::ZeroRange } else { Allocate::PunchHole };
         let result = self.start_zeroing(reactor, request, first, flags);
-        self.counted((id, Operation::Zero, len, false), result)
+        self.counted(id, Counted::whole(Operation::Zero, len), result)
     }
 
     /// Begins each range with `first`, goes on as `flags` say where the store cannot do that, and syncs at the end if it

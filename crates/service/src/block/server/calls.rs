@@ -20,6 +20,28 @@ use super::waiting::Queued;
 use super::{Handle, ServerContext};
 use crate::limits::{CALL_BYTES_MAX, HANDLES_MAX, WAITING_BYTES_MAX};
 
+/// A call on a volume.
+#[derive(Clone, Copy)]
+struct VolumeCall<'a> {
+    call: CallRef,
+    method: Method,
+    volume: VolumeId,
+    arguments: Arguments,
+    /// The caller's window, and its bytes; 0 without one.
+    window: WindowKey,
+    window_len: usize,
+    payload: &'a [u8],
+}
+
+/// A write whose bytes came with its call.
+struct SmallWrite<'a> {
+    call: CallRef,
+    volume: VolumeId,
+    offset: u64,
+    payload: &'a [u8],
+    durable: bool,
+}
+
 impl ServerContext<'_> {
     /// A call has come.
     pub(super) fn called(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, call: CallRef, asked: &Incomer<'_>) {
@@ -42,8 +64,10 @@ impl ServerContext<'_> {
                 Ok(())
             }
             Some(method) => self.volume(call.session, &arguments, method).and_then(|volume| {
-                let window = window_of(asked.windows, method);
-                self.on_volume(fabric, reactor, (call, method), volume, &arguments, window, asked.payload)
+                let (window, window_len) = window_of(asked.windows, method);
+                let payload = asked.payload;
+                let asked = VolumeCall { call, method, volume, arguments, window, window_len, payload };
+                self.on_volume(fabric, reactor, &asked)
             }),
         };
         if let Err(error) = begun {
@@ -65,17 +89,13 @@ impl ServerContext<'_> {
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one place where a call is taken apart")]
     fn on_volume(
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        (call, method): (CallRef, Method),
-        volume: VolumeId,
-        arguments: &Arguments,
-        (window, window_len): (WindowKey, usize),
-        payload: &[u8],
+        asked: &VolumeCall<'_>,
     ) -> Result<(), CallError> {
+        let VolumeCall { call, method, volume, arguments, window, window_len, payload } = *asked;
         let (offset, len) = (arguments.offset.get(), arguments.len.get());
         let flag = |bit| arguments.flags.get() & bit != 0;
         let durable = flag(FLAG_DURABLE);
@@ -100,7 +120,7 @@ impl ServerContext<'_> {
                 if payload.len() != len {
                     return Err(CallError::Malformed);
                 }
-                self.write_small(fabric, reactor, call, volume, (offset, payload, durable))
+                self.write_small(fabric, reactor, SmallWrite { call, volume, offset, payload, durable })
             }
             Method::Flush => {
                 self.plain(fabric, call, |server, tag| server.engine.flush(reactor, volume, tag));
@@ -164,10 +184,9 @@ impl ServerContext<'_> {
         &mut self,
         fabric: &mut Fabric,
         reactor: &mut Reactor,
-        call: CallRef,
-        volume: VolumeId,
-        (offset, payload, durable): (u64, &[u8], bool),
+        write: SmallWrite<'_>,
     ) -> Result<(), CallError> {
+        let SmallWrite { call, volume, offset, payload, durable } = write;
         if self.core.requests.is_empty() {
             let request = self.start_request(call.session, BlockRequest::Plain(call));
             let tag = self.core.tag(request);

@@ -267,7 +267,7 @@ impl Client {
                 len: U64::new(len),
                 reserved_end: [0; 48],
             };
-            match sessions.notify(fabric, self.session, (PROTOCOL, NOTICE_RESIZED), resized.as_bytes()) {
+            match sessions.notify(fabric, self.session, PROTOCOL, NOTICE_RESIZED, resized.as_bytes()) {
                 Err(CannotSend::NoCredit) => return,
                 Ok(()) | Err(CannotSend::NotServed(_) | CannotSend::Ended) => handle.untold = None,
             }

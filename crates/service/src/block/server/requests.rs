@@ -2,9 +2,9 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
-use byway_fabric::{CloseReason, Fabric, PayloadMeta, Remote, Route, SessionId, Slot, WindowKey};
+use byway_fabric::{CloseReason, Fabric, PayloadMeta, Put, Remote, Route, SessionId, Slot, WindowKey};
+use byway_reactor::Reactor;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Reactor};
 use byway_rpc::message::ReplyBody;
 use byway_rpc::session::CallRef;
 
@@ -127,8 +127,10 @@ impl ServerContext<'_> {
         let session = read.call.session;
         let Some(header) = self.reply(read.call, Ok(()), read.len) else { return };
         if read.len > SMALL_BYTES_MAX {
-            let route = fabric.route(session);
-            if let Err(error) = self.put(fabric, reactor, (session, route), (read.window, 0), header, payload) {
+            let to = Remote { window: read.window, offset: 0 };
+            let put =
+                Put { session, route: fabric.route(session), to, header, payload: self.announce(session, &payload) };
+            if let Err(error) = fabric.put(reactor, put, |gather| payload.push_to(gather)) {
                 // That header was not sent.
                 fabric.send(session, failed(&header, BlockError::Io(error)));
             }
@@ -158,24 +160,11 @@ impl ServerContext<'_> {
         let Some(header) = header else { return };
         let offset = if seeded::is(Bug::SliceAtWrongOffset) { 0 } else { slice.start };
         // A slice lies in frames, so it is the client's memory that cannot be written.
-        if let Err(error) = self.put(fabric, reactor, (session, route), (window, offset), header, slice.payload) {
+        let to = Remote { window, offset };
+        let put = Put { session, route, to, header, payload: self.announce(session, &slice.payload) };
+        if let Err(error) = fabric.put(reactor, put, |gather| slice.payload.push_to(gather)) {
             fabric.close(reactor, session, CloseReason::Io(error));
         }
-    }
-
-    /// Puts a payload into the caller's window, with `header` behind it.
-    fn put(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        to: (SessionId, Route),
-        (window, offset): (WindowKey, u64),
-        header: Header,
-        payload: Payload,
-    ) -> Result<(), Errno> {
-        let meta = self.announce(to.0, &payload);
-        let to_remote = (Remote { window, offset }, header);
-        fabric.put(reactor, to, to_remote, meta, |gather| payload.push_to(gather))
     }
 
     fn announce(&mut self, session: SessionId, payload: &Payload) -> PayloadMeta {

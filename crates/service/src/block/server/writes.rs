@@ -1,8 +1,8 @@
 //! Large writes: pulled from the client piece by piece, when there is a frame for the piece, and written as they come.
 
 use byway_fabric::{EndedGet, Fabric, Remote, SessionId};
-use byway_reactor::Reactor;
 use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{FrameRange, Reactor};
 
 use super::super::engine::{Begun, WriteFlags, is_cut_up};
 use super::super::wire::{CallError, PROTOCOL};
@@ -61,7 +61,7 @@ impl ServerContext<'_> {
         let part = self.start_request(call.session, BlockRequest::Part { write: slot, session: call.session, at, len });
         let offset = if seeded::is(Bug::PullAtWrongOffset) { 0 } else { at as u64 };
         let from = Remote { window: source, offset };
-        if get(fabric, reactor, call.session, from, frame, (PROTOCOL, part.to_u64())).is_err() {
+        if get(fabric, reactor, call.session, from, frame, PROTOCOL, part.to_u64()).is_err() {
             self.end_request(fabric, call.session, part);
             return Pulled::Nothing;
         }
@@ -82,7 +82,9 @@ impl ServerContext<'_> {
             (Ok(frame), Some(BlockRequest::Write(Write { error: None, volume, offset, durable, .. }))) => {
                 let flags = WriteFlags { durable: *durable };
                 let (volume, offset, tag) = (*volume, offset + at as u64, self.core.tag(part));
-                self.engine.write(reactor, volume, offset, (frame, len), flags, tag).map_err(CallError::from)
+                self.engine
+                    .write(reactor, volume, offset, FrameRange::new(frame, 0, len), flags, tag)
+                    .map_err(CallError::from)
             }
             // Another piece has failed: the answer is known.
             (Ok(_), _) => Ok(Begun::Now),

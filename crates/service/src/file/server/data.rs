@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
-use byway_fabric::{CloseReason, GetError, PayloadMeta, Remote, SessionId, append_payload};
+use byway_fabric::{CloseReason, GetError, PayloadMeta, Put, Remote, SessionId, append_payload};
 use byway_reactor::{Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
@@ -172,9 +172,9 @@ impl Shares {
         let session = ended.call().session;
         let meta = meta(at, session, &frame, len);
         if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
-            let (lane, to) = (at.fabric.route(session), Remote { window: window.key, offset: 0 });
-            let push = |gather: &mut byway_reactor::Gather| gather.push_frame(frame, 0, len);
-            if let Err(error) = at.fabric.put(at.reactor, (session, lane), (to, route.header), meta, push) {
+            let to = Remote { window: window.key, offset: 0 };
+            let put = Put { session, route: at.fabric.route(session), to, header: route.header, payload: meta };
+            if let Err(error) = at.fabric.put(at.reactor, put, |gather| gather.push_frame(frame, 0, len)) {
                 // The bytes lie in a frame, so it is the client's memory that cannot be written.
                 at.fabric.close(at.reactor, session, CloseReason::Io(error));
             }

@@ -49,7 +49,7 @@ impl Shares {
             }
             Begin::Get(window) => {
                 let from = Remote { window: window.key, offset: 0 };
-                if at.get(session, from, into, (PROTOCOL, request.to_u64())).is_err() {
+                if at.get(session, from, into, PROTOCOL, request.to_u64()).is_err() {
                     at.sessions.note_let_go(session, len);
                     self.end(at, request, Err(CallError::Busy));
                 }

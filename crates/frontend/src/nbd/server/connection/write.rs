@@ -1,6 +1,6 @@
 //! Writes: small ones from the input, large ones piece by piece as their payload comes, refused ones drained.
 
-use byway_reactor::{Op, Reactor, Scatter};
+use byway_reactor::{FrameRange, Op, Reactor, Scatter};
 use byway_service::block::{Begun, Outcome, Step, WriteFlags};
 use slab::Slab;
 
@@ -99,7 +99,7 @@ impl Connection {
             // What lies in our own input already we would have to put there ourselves.
             let by_kernel = plain && self.input.bytes().is_empty();
             let frame = if by_kernel {
-                engine.frame_for_write(reactor, self.volume, incoming.offset, (len, least))
+                engine.frame_for_write(reactor, self.volume, incoming.offset, len, least)
             } else {
                 reactor.frames().alloc_largest(len, least)
             };
@@ -134,7 +134,8 @@ impl Connection {
         let last = incoming.left == 0;
         let pending = &mut context.pending[id];
         let flags = WriteFlags { durable: pending.durable() };
-        match context.engine.write(context.reactor, self.volume, at, (frame, len), flags, tag_of(id)) {
+        match context.engine.write(context.reactor, self.volume, at, FrameRange::new(frame, 0, len), flags, tag_of(id))
+        {
             Ok(Begun::Later) => pending.left += 1,
             Ok(Begun::Now) => {}
             Err(error) => {

@@ -3,7 +3,7 @@
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::Kind as Message;
 use byway_fabric::{CloseReason, Closed, Descriptor, Fabric, OpenError, PayloadMeta, SessionId, WindowKey};
-use byway_reactor::{Errno, Extent, Instant, Reactor};
+use byway_reactor::{Errno, Extent, FrameRange, Instant, Reactor};
 use byway_rpc::session as rpc;
 use zerocopy::little_endian::{U32, U64};
 
@@ -18,14 +18,15 @@ use crate::host::sending::send;
 use crate::limits::{CALL_TIME_MAX, LONG_CALL_TIME_MAX};
 
 impl Core {
-    pub(super) fn send(&mut self, fabric: &mut Fabric, session: SessionId, handle: u32, (id, now): (OpId, Instant)) {
+    pub(super) fn send(&mut self, fabric: &mut Fabric, session: SessionId, handle: u32, id: OpId, now: Instant) {
         let Some(operation) = self.machine.operation(id) else { return };
         let (start, len) = (operation.start, operation.len as usize);
         let mut payload = None;
         let mut window = None;
         match operation.kind {
             Kind::Read if len > SMALL_BYTES_MAX => {
-                let into = operation.into.take().map(|frame| fabric.open_target(session, (frame, 0, len), 0));
+                let into =
+                    operation.into.take().map(|frame| fabric.open_target(session, FrameRange::new(frame, 0, len), 0));
                 window = match into.transpose() {
                     Ok(window) => window,
                     Err((error, frame)) => {
@@ -36,7 +37,7 @@ impl Core {
             }
             Kind::Write { .. } => match operation.from.clone() {
                 Some(from) if len > SMALL_BYTES_MAX => {
-                    window = match fabric.open_source(session, (from, start, len), 0) {
+                    window = match fabric.open_source(session, FrameRange::new(from, start, len), 0) {
                         Ok(window) => Some(window),
                         Err(error) => return self.no_window(id, error, now),
                     };
@@ -58,9 +59,8 @@ impl Core {
             _ if flags & FLAG_DURABLE != 0 => LONG_CALL_TIME_MAX,
             _ => CALL_TIME_MAX,
         };
-        let (pending, until) = (Pending::Operation(id, window), (now, now + time_max));
-        let windows = u8::from(window.is_some());
-        let Ok(mut header) = self.call(session, (method, &arguments, windows), pending, until) else {
+        let pending = Pending::Operation(id, window);
+        let Ok(mut header) = self.call(session, method, &arguments, pending, now, time_max) else {
             debug_assert!(false, "the caller has looked whether there is credit");
             if let Some(key) = window {
                 self.close_window(fabric, id, key);
@@ -97,7 +97,8 @@ impl Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (pending, answer): (Pending, &rpc::Answer),
+        pending: Pending,
+        answer: &rpc::Answer,
         payload: &[u8],
     ) {
         let status = read_status(answer.status, &answer.result);

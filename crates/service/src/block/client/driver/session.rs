@@ -1,5 +1,7 @@
 //! Events of the session: its begin and end, the volume's opening, answers and notices.
 
+use std::time::Duration;
+
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
 use byway_fabric::{CloseReason, Fabric, Handler, SessionId};
 use byway_reactor::{Instant, Reactor};
@@ -21,8 +23,7 @@ impl Core {
     fn open(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId) {
         let mut arguments = Arguments::new_zeroed();
         arguments.flags.set(if self.options.read_only { FLAG_READ_ONLY } else { 0 });
-        let deadline = reactor.now() + CALL_TIME_MAX;
-        match self.call(session, (Method::Open, &arguments, 0), Pending::Open, (reactor.now(), deadline)) {
+        match self.call(session, Method::Open, &arguments, Pending::Open, reactor.now(), CALL_TIME_MAX) {
             Ok(header) => crate::host::sending::send(fabric, session, header, &[self.name.as_bytes()]),
             Err(CannotSend::NotServed(status)) => {
                 self.not_opened(fabric, reactor, session, CallError::NotServed(status));
@@ -40,17 +41,20 @@ impl Core {
         fabric.close(reactor, session, CloseReason::Closed);
     }
 
-    /// Begins a call; gives its header.
+    /// Begins a call, which may take `time_max`; gives its header.
     pub(super) fn call(
         &mut self,
         session: SessionId,
-        (method, arguments, windows): (Method, &Arguments, u8),
+        method: Method,
+        arguments: &Arguments,
         pending: Pending,
-        (now, deadline): (Instant, Instant),
+        now: Instant,
+        time_max: Duration,
     ) -> Result<Header, CannotSend> {
+        let windows = u8::from(matches!(pending, Pending::Operation(_, Some(_))));
         let arguments = Inline::new(arguments.as_bytes()).unwrap_or(Inline::EMPTY);
         let ask = Ask { protocol: PROTOCOL, method: method as u16, arguments: &arguments, windows };
-        let (_, header) = self.calls.call(session, &ask, pending, now, deadline).map_err(|(_, error)| error)?;
+        let (_, header) = self.calls.call(session, &ask, pending, now, now + time_max).map_err(|(_, error)| error)?;
         Ok(header)
     }
 
@@ -119,7 +123,8 @@ impl Handler for Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Message, &Header),
+        kind: Message,
+        header: &Header,
         payload: &[u8],
     ) {
         match kind {
@@ -128,7 +133,7 @@ impl Handler for Core {
         }
         match self.calls.message(session, kind, header, payload) {
             Ok(Event::Ended(pending, answer, payload)) => {
-                self.answered(fabric, reactor, session, (pending, &answer), payload);
+                self.answered(fabric, reactor, session, pending, &answer, payload);
             }
             Ok(Event::Ready(_)) if kind == Message::Protocols => self.open(fabric, reactor, session),
             Ok(Event::Notified(notice)) => {
@@ -146,10 +151,11 @@ impl Handler for Core {
         fabric: &mut Fabric,
         reactor: &mut Reactor,
         session: SessionId,
-        (kind, header): (Message, &Header),
+        kind: Message,
+        header: &Header,
     ) {
         if let Event::Ended(pending, answer, payload) = self.calls.placed(session, kind, header) {
-            self.answered(fabric, reactor, session, (pending, &answer), payload);
+            self.answered(fabric, reactor, session, pending, &answer, payload);
         }
     }
 
