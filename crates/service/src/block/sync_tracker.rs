@@ -34,6 +34,11 @@ pub(super) struct Description {
 }
 
 impl Description {
+    /// The place of its file in the volume.
+    pub(super) fn file(self) -> usize {
+        self.file
+    }
+
     /// The place among those of its file.
     pub(super) fn number(self) -> usize {
         self.number
@@ -43,6 +48,13 @@ impl Description {
 /// An owner of syncs: a volume on one loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct SyncOwner(u64);
+
+/// Whether a sync begins only on a description that has none in flight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Alone {
+    Yes,
+    No,
+}
 
 /// A moment: what began before, and what after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -85,17 +97,26 @@ impl SyncTracker {
         SyncOwner(syncs.owners)
     }
 
-    /// Begins a sync of a file that has so many descriptions: on the one with the fewest under way.
-    pub(super) fn begin_sync(self: &Arc<Self>, owner: SyncOwner, file: usize, descriptions: usize) -> SyncUnderWay {
+    /// Begins a sync of a file on the one of its `descriptions` with the fewest in flight. `None` if it is to be alone there, and
+    /// all have some.
+    pub(super) fn begin_sync(
+        self: &Arc<Self>,
+        owner: SyncOwner,
+        file: usize,
+        descriptions: usize,
+        alone: Alone,
+    ) -> Option<SyncUnderWay> {
         let mut syncs = self.syncs();
+        let under_way = |number: usize| syncs.under_way.get(&Description { file, number }).map_or(0, BTreeMap::len);
+        let (count, number) = (0..descriptions).map(|number| (under_way(number), number)).min()?;
+        if alone == Alone::Yes && count > 0 {
+            return None;
+        }
         syncs.begun += 1;
         let begun = syncs.begun;
-        let under_way =
-            |number: &usize| syncs.under_way.get(&Description { file, number: *number }).map_or(0, BTreeMap::len);
-        let number = (0..descriptions).min_by_key(under_way).unwrap_or(0);
         let on = Description { file, number };
         syncs.under_way.entry(on).or_default().insert(begun, owner);
-        SyncUnderWay { sync_tracker: Arc::clone(self), on, number: begun, noted: false }
+        Some(SyncUnderWay { sync_tracker: Arc::clone(self), on, number: begun, noted: false })
     }
 
     pub(super) fn mark(&self) -> Mark {

@@ -6,6 +6,7 @@ use byway_reactor::{File, Instant, OpenFile, Reactor};
 
 use super::count::VolumeCounters;
 use super::deferred_replies::DeferredReplies;
+use super::shared_syncs::FileSyncs;
 use super::stage::Stage;
 use super::times::StoreTimes;
 use super::{Engine, VolumeId};
@@ -24,6 +25,8 @@ pub(super) struct Attached {
     pub(super) files: Vec<File>,
     /// Of each, by other open file descriptions: for syncs alone.
     pub(super) more_descriptions: Vec<Vec<File>>,
+    /// Of each file.
+    pub(super) syncs: Vec<FileSyncs>,
     /// Where the bytes of each file are staged; empty where that is main memory.
     pub(super) stages: Vec<Stage>,
     /// Files of the sizes that it had before: replies that are on their way may still name them.
@@ -44,6 +47,7 @@ impl Engine {
     pub fn attach(&mut self, reactor: &mut Reactor, volume: Arc<Volume>) -> VolumeId {
         let files = add_files(reactor, &volume);
         let more_descriptions = add_more_descriptions(reactor, &volume);
+        let syncs = files.iter().map(|_| FileSyncs::default()).collect();
         let stages = self.stages_of(&volume);
         self.generation = self.generation.wrapping_add(1);
         let generation = self.generation;
@@ -58,6 +62,7 @@ impl Engine {
             volume,
             files,
             more_descriptions,
+            syncs,
             stages,
             retired,
             in_flight,

@@ -8,11 +8,10 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{File, Op, Reactor, Token};
+use byway_reactor::{Op, Reactor, Token};
 
-use super::in_flight_io::RunState;
 use super::{Done, ENGINE_CLASS, Engine, VolumeId};
-use crate::block::sync_tracker::{Description, Mark, SyncOwner, SyncUnderWay};
+use crate::block::sync_tracker::{Description, Mark, SyncOwner};
 
 /// The tag of the timer that polls for the ends of other loops' syncs.
 pub(super) const TAG_POLL_SYNCS: u8 = 1;
@@ -50,28 +49,6 @@ impl DeferredReplies {
 }
 
 impl Engine {
-    /// Syncs a file of the request's volume, by its place there.
-    pub(super) fn start_sync(&mut self, reactor: &mut Reactor, io: usize, part: usize, file: usize) {
-        let (sync, file) = self.begin_sync(io, file);
-        self.submit_run(reactor, RunState { io, part, len: 0, then_sync: None, sync, fault: None }, Op::Sync { file });
-    }
-
-    /// Counts a sync of a file; gives the description by which it is to be done.
-    pub(super) fn begin_sync(&mut self, io: usize, file: usize) -> (Option<SyncUnderWay>, File) {
-        let attached = &self.volumes[self.in_flight[io].volume.index as usize];
-        if !attached.volume.syncs_can_fail() {
-            return (None, attached.files[file]);
-        }
-        let more = &attached.more_descriptions[file];
-        let sync = attached.volume.sync_tracker().begin_sync(attached.deferred.owner, file, 1 + more.len());
-        let by = sync.on().number().checked_sub(1).map_or(attached.files[file], |number| more[number]);
-        let synced = &mut self.in_flight[io].synced;
-        if let Err(place) = synced.binary_search(&sync.on()) {
-            synced.insert(place, sync.on());
-        }
-        (Some(sync), by)
-    }
-
     /// Keeps a request that has ended if its answer must wait; [`Engine::release`] is to be asked next.
     pub(super) fn hold_back(&mut self, at: usize) -> bool {
         let io = &self.in_flight[at];

@@ -4,6 +4,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Allocate, Extent, Instant};
 
 use super::fault::{Fault, RunFault};
+use super::shared_syncs::SyncPart;
 use super::{Done, Operation, Outcome, Slice, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
 use crate::block::payload::{Payload, Piece};
@@ -94,11 +95,17 @@ pub(super) struct RunState {
     pub(super) then_sync: Option<usize>,
     /// If it syncs.
     pub(super) sync: Option<SyncUnderWay>,
+    /// The parts of requests that the sync is for, this one among them.
+    pub(super) shared_by: Vec<SyncPart>,
     /// `None` but in tests of what stands above.
     pub(super) fault: Option<Box<RunFault>>,
 }
 
 impl RunState {
+    pub(super) fn new(io: usize, part: usize) -> Self {
+        Self { io, part, len: 0, then_sync: None, sync: None, shared_by: Vec::new(), fault: None }
+    }
+
     /// It has failed. If data may be lost by that, the others that are under way, also of other requests, must know at once:
     /// the end of this request may come after theirs.
     pub(super) fn note_failure(&self, volume: &Volume, error: BlockError) {

@@ -11,6 +11,7 @@ mod deferred_replies;
 mod fault;
 mod in_flight_io;
 mod read;
+mod shared_syncs;
 mod stage;
 mod times;
 mod write;
@@ -290,7 +291,7 @@ impl Engine {
             }
             _ => None,
         };
-        self.submit_run(reactor, RunState { io, part, len, then_sync, sync: None, fault: None }, op);
+        self.submit_run(reactor, RunState { len, then_sync, ..RunState::new(io, part) }, op);
     }
 
     fn submit_run(&mut self, reactor: &mut Reactor, mut run: RunState, op: Op) {
@@ -319,12 +320,15 @@ impl Engine {
         let at = run.io;
         let id = self.in_flight[at].volume;
         let injected = run.fault.as_ref().and_then(|fault| fault.error).map_or(Ok(()), |error| Err(error.into()));
+        if run.sync.is_some() {
+            return self.sync_ended(reactor, run, injected, &completion.outcome, done);
+        }
         if matches!(self.in_flight[at].kind, IoKind::Zero(_)) {
             self.zero_went(reactor, at, &run, injected, &completion.outcome);
         } else {
             let io = &mut self.in_flight[at];
             match (injected.and_then(|()| io.take(&run, completion.outcome)), run.then_sync) {
-                (Ok(()), Some(file)) => return self.sync_written(reactor, &run, file),
+                (Ok(()), Some(file)) => return self.start_sync(reactor, at, run.part, file),
                 (Ok(()), None) => io.left -= 1,
                 (Err(error), _) => {
                     io.left -= 1;
@@ -335,10 +339,6 @@ impl Engine {
         }
         if let Some(slice) = self.in_flight[at].slice_of(run.part) {
             done.push(Done { tag: self.in_flight[at].tag, outcome: Outcome::Slice(slice) });
-        }
-        // Others may go on by that, and must find what was noted.
-        if let Some(sync) = run.sync {
-            sync.end();
         }
         if self.in_flight[at].left == 0 && !self.hold_back(at) {
             self.answer(reactor, at, done);

@@ -2,11 +2,10 @@
 
 use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, FrameRange, Op, Reactor, Socket, Token};
+use byway_reactor::{Errno, FrameRange, Op, Reactor, Socket};
 
 use super::attached::Attached;
-use super::in_flight_io::RunState;
-use super::{Begun, Counted, ENGINE_CLASS, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
+use super::{Begun, Counted, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
 use crate::block::error::BlockError;
 use crate::block::failures::StoreFailure;
 use crate::block::store::Kind;
@@ -195,16 +194,6 @@ impl Engine {
             self.start_run(reactor, io, part, len, op);
         }
         Ok(Step::Later)
-    }
-
-    /// The second step of a durable write, once the kernel has its bytes. A write that syncs by itself (`RWF_DSYNC`) would
-    /// answer for both with one errno: an `ENOSPC` of it may be about its own bytes, which are refused, or about older ones,
-    /// which are lost; on a full thin device about both.
-    pub(super) fn sync_written(&mut self, reactor: &mut Reactor, written: &RunState, file: usize) {
-        let RunState { io, part, .. } = *written;
-        let (sync, file) = self.begin_sync(io, file);
-        let run = self.runs.insert(RunState { io, part, len: 0, then_sync: None, sync, fault: None });
-        reactor.submit(Op::Sync { file }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
 }
 

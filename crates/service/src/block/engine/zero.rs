@@ -97,7 +97,7 @@ impl Engine {
 
     /// Goes on when others may have given frames back.
     fn wait_for_frame(&mut self, reactor: &mut Reactor, io: usize) {
-        let run = self.runs.insert(RunState { io, part: 0, len: 0, then_sync: None, sync: None, fault: None });
+        let run = self.runs.insert(RunState::new(io, 0));
         let at = reactor.now() + FRAME_WAIT;
         reactor.submit(Op::Timer { at }, Token::new(ENGINE_CLASS, 0, run as u32, 0));
     }
