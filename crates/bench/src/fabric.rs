@@ -1,8 +1,8 @@
 //! `byway bench fabric`: many clients that write to a server with few receive frames.
 //!
-//! The experiment of Goglin (figure 9): clients write blocks of 64 KiB to a server that has 125 frames to receive them into. There the
-//! throughput fell from 233 MB/s with 92 clients to 163 with 184 when payloads were sent unasked, and did not where the
-//! server drove the transfers. Both are done here by the same loop over the same wire, and both check every block on arrival.
+//! The experiment of Goglin (figure 9): clients write blocks of 64 KiB to a server with 125 receive frames. There the
+//! throughput fell from 233 MB/s with 92 clients to 163 with 184 when payloads were sent without a request, and did not fall
+//! when the server drove the transfers. Here the same loop over the same wire does both, and both check every block on arrival.
 
 mod clients;
 mod driven;

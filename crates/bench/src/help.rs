@@ -1,4 +1,4 @@
-//! The parts of `--help` of the benches beyond their flags.
+//! Help texts of the benches, besides their flags.
 
 /// Of `byway bench volume`.
 pub(crate) const BENCH_VOLUME: &str = "\

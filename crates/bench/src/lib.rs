@@ -1,4 +1,4 @@
-//! `byway bench`: what is measured on this machine.
+//! `byway bench`: measurements on this machine.
 
 #![forbid(unsafe_code)]
 #![warn(clippy::print_stdout, clippy::print_stderr)]

@@ -1,4 +1,4 @@
-//! Ends with the process that started it: for the processes of benchmarks and of the demonstration.
+//! Ends a process of a benchmark or demonstration together with its parent.
 
 use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 

@@ -1,4 +1,4 @@
-//! What one number says of many measurements.
+//! Statistics that sum up many measurements.
 
 /// The middle value; of an even number the mean of the middle two. 0 of none.
 pub(crate) fn median(values: &[f64]) -> f64 {

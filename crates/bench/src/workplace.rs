@@ -1,4 +1,4 @@
-//! What a demonstration or an experiment puts into the file system: one folder, which is gone when it ends, also by a signal.
+//! The one folder that a demonstration or experiment writes to. It is removed at the end, also after a signal.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, BufWriter, Write};

@@ -1,4 +1,4 @@
-//! Programs whose memory is far: a lender, `byway far`, and what of it ends with the test.
+//! Programs with far memory: a lender and `byway far`, which end with the test.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;

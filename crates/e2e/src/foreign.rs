@@ -1,4 +1,4 @@
-//! Other people's NBD servers, each on a unix socket, ended when the test ends.
+//! NBD servers of other projects, each on a unix socket, ended when the test ends.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};

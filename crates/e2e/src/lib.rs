@@ -1,7 +1,7 @@
 //! End-to-end tests: the built binary against the clients that people use.
 //!
-//! The tests are in `tests/`; here is what all of them need. A test that cannot run on a machine
-//! says so with [`skip`] and returns: `cargo xtask test` prints every such line.
+//! The tests are in `tests/`; this library has their common parts. A test that cannot run on a machine says so with [`skip`]
+//! and returns: `cargo xtask test` prints every such line.
 #![forbid(unsafe_code)]
 
 mod certificates;

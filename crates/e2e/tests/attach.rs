@@ -1,4 +1,4 @@
-//! Volumes as block devices of this machine: file systems on them, servers that die under them, and their end.
+//! Volumes as block devices of this machine: file systems on them, loss of their servers, and detaching.
 
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixDatagram;

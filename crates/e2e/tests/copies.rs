@@ -1,4 +1,4 @@
-//! The count of copied bytes against what the kernel's profiler sees the CPUs do.
+//! The count of copied bytes, compared with the kernel's profile of the CPUs.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! `byway copy` between files and volumes, over both wires and to other people's servers, in every direction.
+//! `byway copy` between files and volumes, over both protocols and with servers of other projects, in every direction.
 
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What `byway copy` says while it runs and when it is stopped, and what it leaves behind.
+//! The messages of `byway copy` while it runs and when it is stopped, and the files that it leaves.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -1,4 +1,4 @@
-//! `byway dsm run`: ranks before the output, exit status, signals. What jobs do with their memory, `crates/dsm/tests/jobs.rs` shows.
+//! `byway dsm run`: rank prefixes of the output, exit status, signals. `crates/dsm/tests/jobs.rs` tests the memory of jobs.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Output, Stdio};

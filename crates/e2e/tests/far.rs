@@ -1,4 +1,4 @@
-//! `byway far`: programs whose memory lies at a lender have the results that they have without.
+//! `byway far`: programs whose memory lies at a lender have the same results as without it.
 
 use std::fmt::Write;
 use std::process::{Command, Stdio};

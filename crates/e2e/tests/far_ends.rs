@@ -1,4 +1,4 @@
-//! Ends and faults of `byway far`: whatever is killed, no program reads a page that is not its own.
+//! Ends and faults of `byway far`: whichever process is killed, no program reads a page that is not its own.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,4 +1,4 @@
-//! `byway far` over several lenders, which are killed, take memory back, and give up a borrower that stands still.
+//! `byway far` over several lenders, which are killed, take memory back, and drop a borrower that does not answer.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::FileExt;

@@ -1,5 +1,5 @@
-//! What Linux lets a program do with its memory works where most of it is far: each case of `far_linux/torture.c`, which checks each page that it
-//! wrote. Where a case cannot work, the program is told.
+//! Linux's memory operations in a program whose memory is far: each case of `far_linux/torture.c` checks each page that it
+//! wrote. Where an operation cannot work, the program receives an error.
 
 use std::path::Path;
 

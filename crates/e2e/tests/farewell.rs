@@ -1,5 +1,5 @@
-//! How byway's commands leave NBD servers when they refuse to go on: as the protocol asks (`NBD_CMD_DISC`, or `NBD_OPT_ABORT`
-//! before the transmission phase), so that the server does not take it for a failure.
+//! How byway's commands leave NBD servers that they refuse to use: as the protocol asks (`NBD_CMD_DISC`, or `NBD_OPT_ABORT`
+//! before the transmission phase), so that the server does not report a failure.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};

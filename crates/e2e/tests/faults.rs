@@ -1,4 +1,4 @@
-//! Bad input and faults, as an operator meets them: named errors, bounded memory, nothing lost that was promised.
+//! Bad input and faults, as an operator meets them: named errors, bounded memory, no acknowledged data lost.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! Sessions that say nothing cost nothing: neither the node nor its clients keep a processor busy.
+//! Idle sessions use no CPU, neither in the node nor in its clients.
 
 use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! The cable between a node and its client is pulled: what was moved is right in the end, or let go of and named.
+//! The cable between a node and its client is pulled: transferred data is right in the end, or the failure is reported by name.
 
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

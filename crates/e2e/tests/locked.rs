@@ -1,5 +1,5 @@
-//! Under a small limit on locked memory (RLIMIT_MEMLOCK) the frames are not registered with io_uring, which a node says, and all
-//! else is as it was, over TCP and over shared memory. Over RDMA, which cannot do without, `cargo xtask guest rdma` shows it.
+//! A small limit on locked memory (RLIMIT_MEMLOCK): frames are not registered with io_uring, the node says so, and all else
+//! works, over TCP and over shared memory. RDMA needs locked memory; `cargo xtask guest rdma` tests it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! The limit on mapped files: what a node has sent, or received into memory, does not stay its resident memory.
+//! The limit on mapped files: what a node has sent, or received into memory, does not stay in its resident memory.
 
 use std::fmt::Write as _;
 use std::io::{Read, Write};

@@ -1,4 +1,4 @@
-//! What a node's memory comes to, whatever its clients do: 64 MiB of frames and some, never what they ask for.
+//! A node's memory with any behaviour of its clients: 64 MiB of frames and a bounded rest, never as much as they ask for.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What a mount's programs see when something fails: servers that are killed, a full disk, a folder that has gone.
+//! Failures as a mount's programs see them: servers that are killed, a full disk, a folder that is removed.
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};

@@ -1,5 +1,5 @@
-//! What a node's memory comes to when clients of byway's own wire ask for long answers and take none, and what it keeps of it when
-//! they have gone.
+//! The memory of a node whose clients of byway's own protocol request long answers and receive none, and its memory after they
+//! have gone.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,4 +1,4 @@
-//! What clients of byway's own wire see of a reload: nothing, or a moment's pause.
+//! A reload as clients of byway's own protocol see it: no effect, or a short pause.
 
 use std::process::{Command, Stdio};
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! byway's own wire within a machine, over a unix socket and over shared memory: every command that takes a volume, and what is left of the socket afterwards.
+//! byway's own protocol within a machine, over a unix socket and over shared memory: every command that takes a volume, and the
+//! socket file afterwards.
 
 use byway_e2e::{Certificates, Server, backends, binary, noise, run, run_well};
 

@@ -1,4 +1,4 @@
-//! `nbds://` on the client's side: copies to and from servers over TLS, and who is not trusted.
+//! `nbds://` on the client's side: copies to and from servers over TLS, and certificates that are not trusted.
 
 use byway_e2e::{
     Certificates, ForeignServer, Server, SkipReason, backends, binary, find_tool, noise, run, run_well, skip,

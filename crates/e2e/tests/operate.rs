@@ -1,4 +1,4 @@
-//! What an operator does with a running node: reload it, look at it, hold it back, make it fail on purpose.
+//! An operator's work on a running node: reload it, inspect it, limit its rate, inject faults.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! What an operator sees of a store that fails, and does about it.
+//! Failures of a store as an operator sees them, and the operator's remedies.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! TLS, by the clients that people use, on both front ends: who gets in, who does not, and what the log says of it.
+//! TLS with the clients that people use, on both front ends: which clients are admitted or refused, and the log's messages.
 
 use std::path::Path;
 use std::time::Instant;

@@ -100,8 +100,8 @@ impl<T> Deficit<T> {
         }
     }
 
-    /// Whose turn it is, and the first request of its queue. It stays the first until it is [taken](Self::take): whoever
-    /// cannot serve it now finds it here the next time.
+    /// The member whose turn it is, and the first request of its queue. It stays the first until it is [taken](Self::take), so a
+    /// request that cannot be served now is found here the next time.
     pub fn front(&mut self) -> Option<(usize, &mut T)> {
         let flow = loop {
             let &flow = self.round.front()?;

@@ -76,8 +76,8 @@ pub const ANSWER_QUEUE_BYTES_MAX: usize = 4 * CONTROL_QUEUE_BYTES;
 /// Heap memory of the answers that wait for one client, on all its lanes. Above nothing more is received from it.
 pub const SESSION_HEAP_BYTES_MAX: usize = 256 << 10;
 
-/// Heap memory of the answers that wait for all clients of a loop. Above nothing more is received from those who have not
-/// taken [`SESSION_HEAP_BYTES_MIN`] of theirs.
+/// Heap memory of the answers that wait for all clients of a loop, in bytes. Above it, the loop receives nothing from clients for
+/// which more than [`SESSION_HEAP_BYTES_MIN`] waits.
 pub const LOOP_HEAP_BYTES_MAX: usize = 4 << 20;
 
 /// See [`LOOP_HEAP_BYTES_MAX`].

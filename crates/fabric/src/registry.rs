@@ -131,7 +131,7 @@ impl Registry {
     /// Asks for `identity`'s session to start on a loop.
     pub fn claim(&self, identity: &Identity, home: LoopId) -> Claim {
         let mut inner = self.lock();
-        // Another client's session of that name lives: nobody draws it twice.
+        // Another client's session with that nonce is up: no client draws the same one twice.
         if inner.homes.get(&identity.nonce).is_some_and(|(_, client)| *client != identity.client) {
             return Claim::Stale;
         }

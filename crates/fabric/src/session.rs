@@ -335,8 +335,8 @@ impl Liveness {
         self.expects_reply
     }
 
-    /// What to do now. Nobody is dead who was not asked, or whose answer may lie here unread: while a loop is not turned it is its own
-    /// silence that it hears. So the second look at which the time for an answer is over counts.
+    /// The next step. A peer is not declared dead before it was probed, nor while its answer may lie here unread: a loop that was not
+    /// turned has received nothing. So the second check after the time for an answer has passed counts.
     pub fn check(&mut self, now: Instant) -> KeepAliveStep {
         let silence = now - self.since;
         if !self.expects_reply || silence < self.keep_alive {
@@ -505,13 +505,13 @@ mod tests {
         assert_eq!(peer.check(at(100_361)), KeepAliveStep::Dead);
         peer.set_expects_reply(false, at(100_361));
         assert_eq!(peer.check(at(200_000)), KeepAliveStep::Wait);
-        // Nobody has looked for long.
+        // No check was made for long.
         peer.set_expects_reply(true, at(200_000));
         assert_eq!(peer.check(at(300_000)), KeepAliveStep::Probe);
         assert_eq!(peer.check(at(300_099)), KeepAliveStep::Wait);
         assert_eq!(peer.check(at(300_100)), KeepAliveStep::Wait);
         assert_eq!(peer.check(at(300_200)), KeepAliveStep::Dead);
-        // Somebody looks seldom, and takes the answer to his probe each time after the look.
+        // Checks are rare, and the answer to each probe is received after the check.
         peer.set_expects_reply(false, at(400_000));
         peer.set_expects_reply(true, at(400_000));
         assert_eq!(peer.check(at(500_000)), KeepAliveStep::Probe);

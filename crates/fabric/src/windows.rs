@@ -497,7 +497,7 @@ impl Windows {
             WindowBacking::Exposed(window) => match window.close() {
                 Some(Exposed::Own(Registrable::Frame(frame))) => Closed::Target(frame),
                 Some(Exposed::Shared(frame)) => Closed::Source(frame),
-                // The device does not let go of it: it is nobody's any more.
+                // The device does not release it: it is never used again.
                 Some(Exposed::Own(Registrable::Buffer(_))) | None => Closed::Unknown,
             },
             WindowBacking::Free | WindowBacking::Lent { .. } => Closed::Unknown,

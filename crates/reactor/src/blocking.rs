@@ -32,7 +32,7 @@ pub(crate) struct RawBuffer {
 /// Reads until `memory` is full or the file ends.
 ///
 /// # Safety
-/// `memory` is valid for writes of its length during the call and nobody else touches it.
+/// `memory` is valid for writes of its length during the call, and nothing else accesses it.
 pub(crate) unsafe fn read(fd: BorrowedFd<'_>, memory: RawBuffer, offset: u64) -> Result<usize, Errno> {
     let mut done = 0;
     while done < memory.len {

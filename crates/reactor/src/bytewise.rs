@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::Relaxed};
 /// Copies `len` bytes, each for itself.
 ///
 /// # Safety
-/// `from` is valid for reads of `len` bytes and `to` for writes; they do not overlap. All others who touch them meanwhile do it by
-/// these functions, by atomic accesses, from another process or in the kernel; no reference to bytes that change lives.
+/// `from` is valid for reads of `len` bytes and `to` for writes; they do not overlap. All other accesses meanwhile
+/// are made by these functions, by atomic accesses, by another process or by the kernel; no reference to bytes that change lives.
 pub unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     // SAFETY: by the caller's word.
     unsafe { imp::copy(from, to, len) }
@@ -153,7 +153,7 @@ mod tests {
         for len in (0..200).chain([255, 256, 511, 512, 513, 1000, 2047, 2048, 2090]) {
             for (skip, at) in [(0, 0), (1, 0), (0, 3), (5, 7), (8, 16)] {
                 let mut to = vec![0u8; 2200];
-                // SAFETY: both vectors have so many bytes from there on, and nobody else uses them.
+                // SAFETY: both vectors have so many bytes from there on, and no other user.
                 unsafe { copy(from.as_ptr().add(skip), to.as_mut_ptr().add(at), len) };
                 assert_eq!(to[at..at + len], from[skip..skip + len], "{len} from {skip} to {at}");
                 assert!(to[..at].iter().chain(&to[at + len..]).all(|byte| *byte == 0), "{len} from {skip} to {at}");

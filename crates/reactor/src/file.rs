@@ -235,7 +235,7 @@ fn backing_id(fd: &OwnedFd, device: bool) -> Option<u64> {
         (false, true) => [stat.stx_ino, stat.stx_btime.tv_sec as u64, u64::from(stat.stx_btime.tv_nsec)],
         (false, false) => return None,
     };
-    // FNV-1a: it must tell files apart, not withstand anybody.
+    // FNV-1a: it tells files apart; it need not withstand attackers.
     let bytes = words.iter().flat_map(|word| word.to_le_bytes());
     let hash =
         bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3));

@@ -55,7 +55,7 @@ impl FileMap {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap};
         let bytes = usize::try_from(len).map_err(|_| rustix::io::Errno::FBIG)?;
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a new mapping at an address of the kernel's choice; nobody dereferences it.
+        // SAFETY: a new mapping at an address of the kernel's choice, which is never dereferenced.
         let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED | MapFlags::NORESERVE, fd, 0)? };
         // SAFETY: the range was just mapped. Not in core dumps: it is the file's content.
         let _ = unsafe { madvise(base, bytes, Advice::LinuxDontDump) };
@@ -163,8 +163,8 @@ impl FileMap {
         present
     }
 
-    /// Whether `mincore` tells the truth: to whoever neither owns the file nor may write it, it says that all pages are in
-    /// memory (a node that gave up root, an image of root's). Asked once a period.
+    /// Whether `mincore` tells the truth. To a process that neither owns the file nor may write it, it reports all pages as
+    /// resident (a node that gave up root, an image of root's). Asked once a period.
     fn mincore_trustworthy(&self, period: u64) -> bool {
         let known = self.trust.load(Ordering::Relaxed);
         if known >> 1 == period {
@@ -295,7 +295,7 @@ mod tests {
         rustix::io::pwrite(&file, &[1; 8192], 0).unwrap();
         let mapping = FileMap::new(file.as_fd(), 8192, false).unwrap();
         assert!(mapping.resident(0, 4096, Instant::from_nanos(5)));
-        // In the next period, on a thread that is somebody else.
+        // In the next period, on a thread with other rights.
         let later = Instant::from_nanos(5 + (1 << PERIOD_SHIFT));
         let told = std::thread::scope(|scope| {
             let other = scope.spawn(|| {

@@ -84,8 +84,8 @@ impl FramePool {
     /// It lies in a sealed anonymous file. Bytes of its frames are copied in and out ([`Frame::read`], [`Frame::write`]): the
     /// peer may change them at any time.
     ///
-    /// Who was lent it can read and write all of it, at any time, as long as that process has it mapped; what must not be
-    /// so any more is taken away frame by frame ([`FramePool::revoke`]). So an arena is for one peer, holds nothing that the peer may not see, and what was received in it is
+    /// The peer can read and write all of it, at any time, as long as its process has it mapped; [`FramePool::revoke`] takes single
+    /// frames away. So an arena is for one peer, holds nothing that the peer may not see, and what was received in it is
     /// the peer's word until it was copied. A peer that goes on writing after its stream has ended spoils what later users
     /// find in the frames: another peer gets another arena.
     ///
@@ -142,8 +142,8 @@ impl FramePool {
     }
 
     /// A frame of `len` bytes, or if there is none in one piece, of half of that (rounded up to a power of two), and so on
-    /// down to `least`, a power of two. For those who can go on in smaller pieces, when nothing is under way whose end
-    /// would bring larger ones.
+    /// down to `least`, a power of two. For transfers that can be done in smaller pieces, when no operation is in flight whose end
+    /// would free larger ones.
     pub fn alloc_largest(&self, len: usize, least: usize) -> Option<Frame> {
         let halves = std::iter::successors(Some(len.next_power_of_two() / 2), |len| Some(len / 2));
         std::iter::once(len).chain(halves.take_while(|len| *len >= least)).find_map(|len| self.alloc(len))

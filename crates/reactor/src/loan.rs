@@ -387,7 +387,7 @@ mod tests {
         rustix::fs::fcntl_add_seals(&fd, SealFlags::FUTURE_WRITE).unwrap();
         let loan = mapping.lend(false).unwrap();
         assert_eq!((loan.offset(), loan.bytes()), (4096, BYTES as u64));
-        // SAFETY: four bytes within the mapping, which nobody writes now.
+        // SAFETY: four bytes within the mapping, which nothing writes now.
         assert_eq!(unsafe { mapping.as_ptr().add(4).cast::<[u8; 4]>().read() }, *b"seen");
     }
 }

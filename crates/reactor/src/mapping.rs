@@ -64,8 +64,8 @@ impl Mapping {
         Ok(Self::over(region, Some(SharedFile::made(file, bytes))))
     }
 
-    /// Maps `bytes` (at least 1, rounded up to pages) of a file in memory that the caller has made, from `offset` on. The file is
-    /// the caller's still, who may have it mapped elsewhere.
+    /// Maps `bytes` (at least 1, rounded up to pages) of a file in memory that the caller has made, from `offset` on. The file
+    /// stays the caller's, and may be mapped elsewhere as well.
     ///
     /// # Errors
     /// See [`FileMemoryError`].
@@ -111,7 +111,7 @@ impl Mapping {
 
     /// A device may hold on to the pages from now on: so they are not lent for writing any more, since pages that were lent so
     /// are replaced when they are taken back, and the device would go on with the old ones; and a file of ours is sealed, so that
-    /// nobody can take its pages away. False if they are lent so now.
+    /// no process can take its pages away. False if they are lent so now.
     pub fn pin(&self) -> bool {
         self.inner.file.as_ref().is_none_or(|file| file.pin())
     }
@@ -168,13 +168,13 @@ impl Mapping {
         self.part.as_ref().map_or(&self.inner.uses, |part| &part.uses)
     }
 
-    /// Uses that have not ended. Whoever reads zero sees all that was done to the bytes under those that were.
+    /// Uses that have not ended. A thread that reads zero sees all changes of the bytes by the uses that have.
     pub fn uses(&self) -> usize {
         self.counter().load(Ordering::Acquire)
     }
 
-    /// Whether some use of it will never end, see [`Frame::note_given_up`](crate::Frame::note_given_up): who waits for
-    /// [`Mapping::uses`] to be zero would wait for ever.
+    /// Whether some use of it will never end, see [`Frame::note_given_up`](crate::Frame::note_given_up): then [`Mapping::uses`] never
+    /// becomes zero.
     pub fn is_given_up(&self) -> bool {
         self.part.as_ref().map_or(&self.inner.is_given_up, |part| &part.is_given_up).load(Ordering::Acquire)
     }
@@ -293,7 +293,7 @@ mod tests {
     fn a_frame_that_is_given_up_is_told_to_who_waits_for_it_and_to_nobody_else() {
         let memory = Mapping::new(8192).unwrap();
         let (lost, other) = (memory.counted(), memory.counted());
-        // SAFETY: nobody makes references to the memory.
+        // SAFETY: no references to the memory are made.
         let (frame, alive) = unsafe { (Frame::over(&lost, 0, 100), Frame::over(&other, 0, 100)) };
         frame.note_given_up();
         let _ = std::mem::ManuallyDrop::new(frame);

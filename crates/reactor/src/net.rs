@@ -27,8 +27,8 @@ pub struct Listening {
     pub file: Option<BoundFile>,
 }
 
-/// Opens a listening socket; a unix socket's file gets the mode and the group that `access` says. A unix path that nobody
-/// listens at is replaced.
+/// Opens a listening socket; a unix socket's file gets the mode and the group that `access` says. A unix path without a
+/// listener is replaced.
 ///
 /// # Errors
 /// The kernel's: `AddrInUse`, `PermissionDenied`, ...

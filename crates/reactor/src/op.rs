@@ -100,8 +100,8 @@ pub enum Address {
     /// A unix stream socket over which memory is shared, that then carries the stream. The kernel is only asked to wake an
     /// end that sleeps. Not in simulations.
     Shared(PathBuf),
-    /// An address of an RDMA device. No stream is there, so that a loop itself neither listens nor connects: it answers
-    /// `EOPNOTSUPP`. It is for those who have such devices beside their streams.
+    /// An address of an RDMA device. A loop itself neither listens at it nor connects to it: both answer
+    /// `EOPNOTSUPP`. The fabric uses it for its RDMA transport.
     Rdma(SocketAddr),
 }
 

@@ -344,7 +344,7 @@ impl Reactor {
             if !into.is_empty() || now.since(began).as_nanos() >= u128::from(nanos) {
                 return Ok(());
             }
-            // The CPU was given to somebody who has work to do: this is no time to spin.
+            // The CPU was given to another thread with work to do: do not spin.
             if now.since(last).as_nanos() > SPIN_LOST_NANOS {
                 self.wait_policy.contended();
                 return Ok(());
@@ -373,8 +373,8 @@ impl Reactor {
         Ok(listener)
     }
 
-    /// Shares memory with whoever connects to a listener from now on, as [`Address::Shared`] does: for one that was taken
-    /// over. To be called before the first accept.
+    /// Gives connections of a listener streams over shared memory from now on, as [`Address::Shared`] does: for a listener that was
+    /// taken over. Call it before the first accept.
     pub fn share_memory(&mut self, listener: Listener) {
         self.shared.add_listener(listener);
     }

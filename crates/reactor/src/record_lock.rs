@@ -12,13 +12,13 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 const READERS_BYTE: i64 = 1 << 62;
 
 /// Network file systems make `flock(2)` a record lock of the whole file at the server (nfs(5), "local_lock"): there a reader's byte
-/// would keep writers away, and a writer's own lock would be found as somebody else's.
+/// would keep writers away, and a writer's own lock would be taken for another process's.
 const NETWORKS: [u32; 3] = [libc::NFS_SUPER_MAGIC as u32, 0xfe53_4d42, 0xff53_4d42];
 
 /// Lets others know that the file is read, by as many as there are, until the last descriptor of this open file is closed.
 ///
 /// # Errors
-/// The kernel's: the file was not opened for reading, somebody holds that byte for himself, or the file system has no locks;
+/// The kernel's: the file was not opened for reading, another process has an exclusive lock on that byte, or the file system has no locks;
 /// `Unsupported` over NFS and SMB.
 pub fn hold_for_reading(fd: BorrowedFd<'_>) -> io::Result<()> {
     let mut lock = lock(libc::F_RDLCK, READERS_BYTE, 1);

@@ -155,7 +155,7 @@ impl Region {
         // the range whatever lies there.
         let made = unsafe { rustix::mm::mmap_anonymous(at.cast(), bytes, prot, flags)? };
         debug_assert_eq!(made.cast(), at, "where it was asked for");
-        // SAFETY: the range is mapped and writable, and nobody else's now.
+        // SAFETY: the range is mapped and writable, and in no other use now.
         unsafe { std::ptr::copy_nonoverlapping(contents.as_ptr(), at, bytes) };
         Ok(())
     }
@@ -196,7 +196,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: mapped with this base and length; whoever uses an address of it keeps the region.
+        // SAFETY: mapped with this base and length; every user of an address keeps the region.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.bytes) };
     }
 }

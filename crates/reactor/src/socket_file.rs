@@ -75,7 +75,7 @@ pub(crate) fn listen(path: &Path, access: SocketAccess, backlog: i32) -> io::Res
     remove_stale(path)?;
     let socket = stream_socket(AddressFamily::UNIX)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Nobody is connected before `listen`, whatever the mode is until then.
+    // No client can connect before `listen`, whatever the mode is until then.
     let prepared = give(path, access).and_then(|file| {
         rustix::net::listen(&socket, backlog)?;
         Ok(file)

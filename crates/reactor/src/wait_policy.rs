@@ -156,7 +156,7 @@ impl WaitPolicy {
     pub(crate) fn plan(&mut self) -> Plan {
         let noted = std::mem::take(&mut self.noted);
         match noted {
-            // A deep queue may come one by one as long as nobody waits for it to gather.
+            // A deep queue may arrive one by one as long as the loop does not wait for it to gather.
             _ if !self.gathers() => self.lone = 0,
             0 => {}
             1 => self.lone = self.lone.saturating_add(1),

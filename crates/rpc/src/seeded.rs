@@ -14,7 +14,7 @@ pub enum Bug {
     DelegatedAndKept,
     /// A cancelled call's number and credit are free before the callee has answered.
     CancelEndsCall,
-    /// Whoever knows a call's number may answer it.
+    /// Any peer that knows a call's number may answer it.
     SecretUnchecked,
     /// An answer to a call that ended is taken for the answer to the next one with its slot.
     LateAnswerTaken,

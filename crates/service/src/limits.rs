@@ -183,8 +183,8 @@ pub const FILE_LONG_CALL_TIME_MAX: Duration = Duration::from_mins(30);
 /// How long a client of files tries to reach its server before calls fail with `EIO`.
 pub const FILE_LOST_AFTER: Duration = Duration::from_mins(1);
 
-/// Changed files that nobody has synced of which a client of files remembers which server process had taken the changes. Files that
-/// are in use are remembered beyond it.
+/// Changed files without a sync for which a client of files remembers the server process that has taken the changes. Files in use
+/// are remembered beyond it.
 pub const FILE_UNSYNCED_MAX: usize = 1 << 18;
 
 /// How long a client of files may use its leases after the last message that the server has of it.

@@ -1,8 +1,7 @@
-//! `cargo xtask peers`: byway beside the servers that people use today, on the same file, with the
-//! same client, in interleaved rounds.
+//! `cargo xtask peers`: byway beside the servers that people use today, on the same file, with the same client, in interleaved
+//! rounds.
 //!
-//! Everything runs in a network namespace of its own, so that the socket settings are the same for
-//! all, known, and those of nobody else on this machine.
+//! Everything runs in a network namespace of its own, with known socket settings that are the same for all programs.
 
 mod cases;
 mod clients;

@@ -1,4 +1,4 @@
-//! Running other programs: every task here is mostly that.
+//! Runs other programs, which is most of what the tasks do.
 
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};

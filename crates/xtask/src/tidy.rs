@@ -1,7 +1,7 @@
-//! `cargo xtask tidy`: the rules of ARCHITECTURE.md that no compiler knows.
+//! `cargo xtask tidy`: the rules of ARCHITECTURE.md that no compiler checks.
 //!
-//! Each rule is a file of its own with one function from the tree to its findings, and a test that
-//! shows that the rule can fail.
+//! Each rule is a file of its own with one function from the tree to its findings, and a test that shows that the rule can
+//! fail.
 
 mod banned;
 mod bounds;

@@ -1,4 +1,4 @@
-//! The clients of one process, whatever their transfers are: each writes block after block, one at a time.
+//! The clients of one process, with either kind of transfer: each writes block after block, one at a time.
 
 use std::rc::Rc;
 

@@ -1,7 +1,7 @@
-//! Server-driven transfer: a client says where its block lies, and the server gets it when it has a frame.
+//! Server-driven transfer: a client names its block's location, and the server gets it when it has a frame.
 //!
-//! Nothing comes that there is no place for. Who waits is served in turns that are fair by bytes ([`Deficit`]); here all
-//! blocks are of one size, so that is one after the other.
+//! No payload arrives without a frame for it. Waiting clients take turns that are fair by bytes ([`Deficit`]); all blocks have
+//! one size here, so each client gets one block at its turn.
 
 use std::sync::mpsc::Receiver;
 

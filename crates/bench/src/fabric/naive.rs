@@ -1,8 +1,8 @@
-//! The naive transfer, which is in this benchmark alone: the whole payload is sent unasked, as GM does. A receiver without a
-//! free frame reads it, throws it away and says so, and the sender sends it again after a pause that doubles.
+//! The naive transfer, used in this benchmark only: a client sends the whole payload without a request, as GM does. A receiver
+//! without a free frame reads the payload, discards it and says so; the sender repeats it after a pause that doubles.
 //!
-//! What arrives is received before what is here is worked on, as a network card does that has a processor of its own: the
-//! kernel's socket buffers, which GM has not, would else be frames that nobody counts.
+//! The server receives before it processes, like a network card with a processor of its own. Otherwise the kernel's socket
+//! buffers, which GM does not have, would serve as additional frames.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::Receiver;

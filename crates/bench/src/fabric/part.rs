@@ -1,8 +1,7 @@
-//! The processes of the benchmark: what each is told, what it tells, and how it ends with the one that started it.
+//! The processes of the benchmark: their arguments, their results, and their end.
 //!
 //! The benchmark starts itself again, once for the server and once for each group of clients, and talks to each over its
-//! standard input and output, a line of JSON each way. A process ends when its input does, and is killed when its parent
-//! dies.
+//! standard input and output, a line of JSON each way. A process ends when its input does, and is killed when its parent dies.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

@@ -1,9 +1,9 @@
-//! What is written, so that it can be told on arrival whether it is that.
+//! The contents of blocks, by which the server checks each block.
 //!
-//! A client writes a few blocks of its own again and again. The words of a block follow from the client, from which of its
-//! blocks it is, and from their places; but the first word of every page follows from how many blocks the client has written: a
-//! page that is older is found out. A client changes those words alone: what a program writes to a server is seldom in a core's cache
-//! because it was made just now.
+//! A client writes a few blocks of its own again and again. Each word of a block follows from the client, the block's number
+//! and the word's place; the first word of each page follows from the number of blocks that the client has written, which
+//! detects stale pages. A client changes those words alone, because the data that programs write to servers is seldom fresh in
+//! a core's cache.
 
 /// Bytes from one stamp to the next.
 const PAGE_BYTES: usize = 4096;

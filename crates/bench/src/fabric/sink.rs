@@ -1,8 +1,8 @@
-//! What a server does with a block that has come: it looks whether it is intact, and keeps it.
+//! The server's work for each block: it checks the block and stores it.
 //!
-//! A receive frame is taken as long as that lasts, so a storage server's own work is done here: the block is copied into a
-//! file. The file lies in memory, so that no disk has a say in the figures, and blocks go to it one behind the other, whoever
-//! wrote them: a copy costs the same with few clients as with many.
+//! The receive frame is occupied meanwhile. The block is copied into a file, as a storage server does. The file lies in memory,
+//! so the figures do not depend on a disk, and blocks are appended in order of arrival, so a copy costs the same with few and
+//! many clients.
 
 use std::cell::Cell;
 use std::fs::File;

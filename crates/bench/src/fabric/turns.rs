@@ -1,7 +1,6 @@
-//! How the loops of this benchmark take their turns: a few completions at a time.
+//! The turns of this benchmark's loops: a few completions at a time.
 //!
-//! A server that handled a hundred blocks before it asked for the next ones would let its clients wait meanwhile, and then
-//! wait for them.
+//! A server that handled a hundred blocks before it requested the next ones would let its clients wait, and then wait for them.
 
 use std::collections::VecDeque;
 

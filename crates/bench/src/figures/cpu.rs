@@ -1,4 +1,4 @@
-//! CPU time of an operation: the client's, which is this process, and the server's, which is another.
+//! CPU time of an operation: of the client, which is this process, and of the server, which is another.
 
 use std::collections::BTreeMap;
 use std::path::Path;

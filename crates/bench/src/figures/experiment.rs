@@ -1,4 +1,4 @@
-//! What an experiment is: what it says of itself, what it measures, and the rule that judges its data.
+//! An experiment: its description, its measurement, and the rule that judges its data.
 
 use serde::Serialize;
 

@@ -1,4 +1,4 @@
-//! gmblock: the paths of a block from the disk to the wire. What they take from a program beside them is in `slow_down`.
+//! gmblock: the paths of a block from the disk to the wire. `slow_down` measures their effect on a program beside them.
 
 use super::cpu::{self, CpuPoints};
 use super::experiment::{

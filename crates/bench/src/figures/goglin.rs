@@ -1,4 +1,4 @@
-//! Goglin: what registration costs, and how remote storage is reached.
+//! Goglin: the cost of registration, and of ways to reach remote storage.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! Requests to a volume, so many outstanding, for so long.
+//! Requests to a volume: a number of them in flight, for a time.
 
 use std::collections::VecDeque;
 use std::rc::Rc;

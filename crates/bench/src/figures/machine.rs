@@ -1,4 +1,4 @@
-//! The machine that a report is of.
+//! The machine on which a report was made.
 
 use std::path::Path;
 

@@ -1,4 +1,4 @@
-//! A program that memory alone limits: it adds two arrays into a third, all larger than any cache together.
+//! A program limited by memory bandwidth: it adds two arrays into a third, together larger than any cache.
 
 use std::hint::black_box;
 use std::io::{BufRead, Write};

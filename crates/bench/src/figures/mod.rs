@@ -1,8 +1,7 @@
-//! `byway bench figures`: the figures of the papers that byway is built on, done on this machine.
+//! `byway bench figures`: repeats the figures of the papers that byway is built on, on this machine.
 //!
-//! Each experiment has the paper's own numbers beside it and a rule that judges the run's data: the shape of the paper's
-//! figure is found here or it is not, and the numbers that decided it are shown. A rule is a pure function over the data,
-//! and a test feeds it data for which it must say no.
+//! Each experiment has the paper's own numbers beside it and a rule that judges the run's data: whether it has the shape of the
+//! paper's figure, and by which numbers. A rule is a pure function over the data; a test feeds it data that it must reject.
 
 mod clients;
 mod cpu;

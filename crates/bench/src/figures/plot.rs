@@ -1,5 +1,5 @@
-//! Plots as SVG, drawn here: a few hundred lines of text that browsers lay out with their own fonts and the page's colours,
-//! which a crate that measures fonts by itself does not do.
+//! Plots as SVG, drawn here in a few hundred lines. Browsers lay the text out with their own fonts and the page's colours; a
+//! plotting crate measures fonts itself.
 
 use std::fmt::Write;
 

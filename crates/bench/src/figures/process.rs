@@ -1,5 +1,5 @@
-//! The programs that experiments start: nodes, and one that does nothing but use memory. All are this binary, end when
-//! this process ends, and are waited for.
+//! The processes that experiments start: nodes, and a program that uses memory only. All run this binary, end when this process
+//! ends, and are waited for.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};

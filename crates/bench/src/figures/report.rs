@@ -1,4 +1,4 @@
-//! The report: one HTML file that needs nothing from elsewhere, with the data inside, and the data again as a file.
+//! The report: one HTML file without external resources that contains the data, and the data again as a file.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! What a run gives to its experiments: how long and how often, a folder, and where to say what is under way.
+//! A run's parameters for its experiments: duration, rounds, a folder, and the progress display.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

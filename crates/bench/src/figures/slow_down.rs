@@ -1,4 +1,4 @@
-//! gmblock: what a program that needs the memory loses beside each path of a block.
+//! gmblock: how much each path of a block slows down a program that needs the memory bandwidth.
 
 use byway_reactor::Instant;
 

@@ -1,4 +1,4 @@
-//! Trapeze: fetches from another node's memory, streams of small payloads, and what cut-through gives.
+//! Trapeze: fetches from another node's memory, streams of small payloads, and the gain of cut-through.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

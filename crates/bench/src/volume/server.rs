@@ -1,4 +1,4 @@
-//! What a measurement cost the server, from its `/metrics`.
+//! The server's cost of a measurement, from its `/metrics`.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};

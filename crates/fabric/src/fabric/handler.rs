@@ -33,7 +33,7 @@ pub trait Handler {
         let _ = (fabric, reactor, session, get);
     }
 
-    /// The peer refused a put of ours: `header` has its body. For those whose puts name nothing there is nothing to do.
+    /// The peer refused a put of ours: `header` has the body of the put's message. Does nothing by default.
     fn put_refused(
         &mut self,
         fabric: &mut Fabric,
@@ -45,15 +45,14 @@ pub trait Handler {
         let _ = (fabric, reactor, session, header, error);
     }
 
-    /// The peer of a session no longer reaches a window that it was told of, since it was recalled or the session has ended. For
-    /// those who lend nothing there is nothing to do.
+    /// The peer of a session no longer reaches a window that was announced to it, because it was recalled or the session has ended.
+    /// Does nothing by default.
     fn recalled(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, session: SessionId, window: crate::WindowKey) {
         let _ = (fabric, reactor, session, window);
     }
 
-    /// Whether something that waited for memory could go on, since some has come back: asked at the end of [`Fabric::flush`], in
-    /// which gets and sends over shared memory end, without a completion that would wake the loop. If so it does not sleep. For
-    /// those with whom nothing waits there is nothing to do.
+    /// Whether memory has come back for requests that wait for it. [`Fabric::flush`] asks at its end, because gets and sends over
+    /// shared memory end there without a completion that would wake the loop. If true, the loop does not sleep. False by default.
     fn can_go_on(&self, reactor: &Reactor) -> bool {
         let _ = reactor;
         false

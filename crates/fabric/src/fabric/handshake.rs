@@ -175,7 +175,7 @@ impl Fabric {
         let peer = reactor.peer_address(socket);
         let is_stranger = match (&self.admits, peer) {
             (Some(admits), Some(peer)) => !admits(peer),
-            // Reset before it was accepted: what was sent on it would be done, for nobody knows whom.
+            // Reset before it was accepted: its requests would be served for an unknown client.
             (Some(_), None) => reactor.is_tcp(socket),
             (None, _) => false,
         };

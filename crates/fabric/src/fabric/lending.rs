@@ -126,7 +126,7 @@ impl Loans {
     }
 }
 
-/// Whether a session that ended so was ended by its peer, who then has let go of what it was lent.
+/// Whether the peer has ended a session that ended so. Then the peer uses no lent memory any more.
 pub(super) fn peer_has_let_go(reason: CloseReason) -> bool {
     use CloseReason::{Io, PeerClosed, Refused, Truncated};
     matches!(reason, PeerClosed | Truncated | Refused(_) | Io(Errno::CONNRESET | Errno::PIPE))

@@ -83,7 +83,7 @@ impl Fabric {
     pub(super) fn connect_rdma(&mut self, reactor: &mut Reactor, slot: LaneId, to: SocketAddr) {
         let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
         let step = if session.is_some_and(|state| state.tls.is_some()) {
-            // Whoever wants TLS gets it or nothing.
+            // A session that asks for TLS is refused without it.
             tracing::warn!(%to, "a session with TLS was requested over RDMA, which has none: use tcp");
             Err(CloseReason::WeRefused(RefuseCode::Auth))
         } else {

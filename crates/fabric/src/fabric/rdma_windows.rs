@@ -54,8 +54,8 @@ impl Fabric {
     /// Opens memory for the peer of `session` to fill; see [`Windows::open_target`].
     ///
     /// # Errors
-    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on. Where it is at its end, and be it that the
-    /// device is, the window is opened, to nobody's device, and closed with the session.
+    /// See [`OpenError`]; with the frame, unless it is lost. The session goes on. If the session or its device
+    /// is at its end, the window is opened without a device, and closed with the session.
     pub fn open_target(
         &mut self,
         session: SessionId,

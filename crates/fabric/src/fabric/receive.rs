@@ -508,7 +508,7 @@ impl Fabric {
             return Err(CloseReason::PayloadChecksum);
         }
         if !matches!(given, GivenBack::Open) {
-            // Closed while it was filled: whoever put it waits for an answer, as for what comes a moment later.
+            // Closed while it was filled: the peer waits for an answer, as for a put that comes a moment later.
             self.nack(session, header, WindowError::Key);
             return Ok(());
         }

@@ -13,7 +13,7 @@ pub(super) enum Wire {
     /// Connections: the window's owner receives into it, and sends from it. Over tcp and unix sockets, and wherever there is
     /// TLS.
     Stream,
-    /// Connections through rings in shared memory, and memory that one end has lent the other, who copies there by himself.
+    /// Connections through rings in shared memory, and memory that one end has lent the other, which copies there itself.
     Shm(Box<Shm>),
     /// A connection of a device, which writes and reads windows by itself.
     Rdma(Box<Rdma>),

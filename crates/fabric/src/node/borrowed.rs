@@ -55,7 +55,7 @@ impl Node {
         let place = from.readable()?.place(from.get_key(), offset, into.len())?;
         let Some(mut bounce) = Bounce::new(self, session, into.len())? else { return Ok(()) };
         bounce.wait(|node, held| node.start_get(session, place, smallvec![held]), deadline.into())?;
-        // SAFETY: the mapping has so many bytes, and nobody refers to them; `into` is no part of it.
+        // SAFETY: the mapping has so many bytes, without references to them; `into` is no part of it.
         unsafe { bytewise::copy(bounce.mapping.as_ptr(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -74,7 +74,7 @@ impl Node {
     ) -> Result<(), NodeError> {
         let place = to.writable()?.place(to.put_key(), offset, from.len())?;
         let Some(mut bounce) = Bounce::new(self, session, from.len())? else { return Ok(()) };
-        // SAFETY: the mapping has so many bytes, nobody refers to them, and no operation has them yet; `from` is no part of it.
+        // SAFETY: the mapping has so many bytes, without references to them, and no operation has them yet; `from` is no part of it.
         unsafe { bytewise::copy(from.as_ptr(), bounce.mapping.as_ptr(), from.len()) };
         bounce.wait(|node, held| node.start_put(session, smallvec![held], place), deadline.into())
     }

@@ -249,7 +249,7 @@ impl Engine {
     fn flush(&mut self) {
         loop {
             self.core.end_filling(&mut self.fabric);
-            // Before: who is watched from now on has the fabric set a timer.
+            // First: the fabric sets a timer for peers that are watched from now on.
             self.core.update_liveness(&mut self.fabric, &self.reactor);
             self.fabric.flush(&mut self.reactor, &mut self.core);
             let ran = !self.core.crowded.is_empty() && self.core.run_deferred(&mut self.fabric, &mut self.reactor);
@@ -273,7 +273,7 @@ impl Engine {
 
     /// Takes the completions that are known without asking the kernel.
     pub(super) fn reap_known(&mut self) {
-        // What fails now fails again for who waits, and is told there.
+        // A failure now repeats in the wait, which reports it.
         let _ = self.turn(Reactor::reap_known);
     }
 

@@ -143,7 +143,7 @@ impl Handler for Core {
         let Some(state) = self.sessions.get_mut(&session) else { return };
         state.ended = Some(reason);
         let ready = state.up && (state.begins || state.greeted);
-        // First: what other threads begin meanwhile would be told of its end by nobody.
+        // First: otherwise operations that other threads begin meanwhile would never end.
         self.shared().session_ends(session, reason);
         self.end_deferred(fabric, reactor, session);
         if ready {

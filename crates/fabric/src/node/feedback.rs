@@ -28,8 +28,8 @@ pub struct SessionFeedback {
 }
 
 impl Node {
-    /// What a session's transfers are like now: bytes, rates, delays and stalls since it began, and what waits. Looked up by
-    /// whoever turns the loop, who is woken for it; nothing is measured that would not be without.
+    /// What a session's transfers are like now: bytes, rates, delays and stalls since it began, and what waits. The thread
+    /// that drives the loop looks it up, and is woken for that; it costs no measurements of its own.
     ///
     /// # Errors
     /// The session is gone or has ended; `Busy`, `Forked`.

@@ -83,7 +83,7 @@ impl Groups {
         let state = self.0.get_mut(group)?;
         let (_, completion) = state.queue.pop_front()?;
         state.members -= 1;
-        // Who was woken for this one may find none, and others may not have been woken for the next.
+        // The thread woken for this one may find none, and no thread may have been woken for the next.
         if !state.queue.is_empty() {
             state.wake_one();
         }
@@ -167,8 +167,8 @@ impl Group {
         self.adopt(&op, context).map_err(|reason| GroupFull { op, reason })
     }
 
-    /// As [`Group::add`], with the handle left to the caller: of no more use if it went well (who waits for it is told `Taken`), and
-    /// as it was if not.
+    /// As [`Group::add`], with the handle left to the caller: after a success, waiting for it answers `Taken`; after an error it is as
+    /// it was.
     ///
     /// # Errors
     /// `Busy`: the group holds as many as it was made for, or the result was taken, or is another group's. `Forked`; `OtherNode`.
@@ -195,7 +195,7 @@ impl Group {
         if let Some(result) = state.result.take() {
             shared.ops.remove(slot);
             shared.groups.completed(self.slot, context, origin, result);
-            // Who waits for it may be the one that turns the loop, and sleep there.
+            // Its waiter may be the thread that drives the loop, and sleep there.
             self.node.inner.nudge(tables);
         }
         Ok(id)

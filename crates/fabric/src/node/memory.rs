@@ -141,8 +141,8 @@ impl Memory {
         self.mapping.uses() > 0
     }
 
-    /// Whether others may write there whom no count knows: it is a caller's file, or a peer over shared memory had a window for
-    /// puts in it once. Then only [`Memory::read`] and [`Memory::write`] are left.
+    /// Whether processes may write there that no count covers: it is a caller's file, or a peer over shared memory once had a window
+    /// for puts in it. Then only [`Memory::read`] and [`Memory::write`] can be used.
     pub fn is_exposed(&self) -> bool {
         self.mapping.is_exposed()
     }
@@ -154,7 +154,7 @@ impl Memory {
     pub fn bytes(&self) -> Result<Bytes<'_>, InUse> {
         self.borrows.fetch_add(1, Ordering::Relaxed);
         let bytes = Bytes { memory: self };
-        // Whoever begins an operation or a write counts it first and looks at the borrows then: one of the two sees the other.
+        // An operation or write is counted before the borrows are checked, so one of the two sees the other.
         fence(Ordering::SeqCst);
         let is_written = self.writes.load(Ordering::Acquire) > 0;
         if is_written || self.mapping.uses() > 0 || self.is_exposed() { Err(InUse) } else { Ok(bytes) }

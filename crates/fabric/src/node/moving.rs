@@ -136,8 +136,8 @@ impl Core {
         }
     }
 
-    /// All parts have begun, or never will. An operation ends when its memory is noted, and not before: else who waits could find it
-    /// in use.
+    /// All parts have begun, or never will. An operation ends when its memory is noted, and not before: otherwise its waiter could
+    /// find it in use.
     pub(super) fn all_begun(&mut self, mut moving: Moving) {
         self.note_mappings(&mut moving);
         if let What::Put { name, .. } = moving.what {

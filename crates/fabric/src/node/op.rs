@@ -50,10 +50,10 @@ impl OpId {
 }
 
 /// An operation in flight, or an ended one whose result was not taken. It ends exactly once, whichever thread waits for it and
-/// however. Dropping the handle lets it go on and throws the result away. But a receive, an accept or a connect is cancelled;
-/// and what had come by then, and nobody has taken, is not lost: a message, the end of a session, or a session that was
-/// accepted goes to the next operation that asks for one, and a session that was connected is closed. Only a message of a
-/// session whose end was told already is gone.
+/// however. Dropping the handle lets the operation continue and discards its result. But a receive, an accept or a connect is
+/// cancelled, and a result that had arrived is not lost: a message, the end of a session, or an accepted session goes to the
+/// next operation that asks for one; a connected session is closed. Only a message of a session whose end was already reported
+/// is lost.
 #[derive(Debug)]
 pub struct Op {
     pub(super) node: Node,

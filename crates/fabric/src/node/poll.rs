@@ -75,7 +75,7 @@ impl Poll {
 }
 
 impl Inner {
-    /// Sets the timer of those who poll for what the loop must do next. True if it has nothing to do before.
+    /// Sets the poll descriptor's timer for the next thing that the loop must do. True if nothing is due before.
     pub(super) fn arm_poll(&self, engine: &mut Engine) -> bool {
         self.poll.get().is_some_and(|poll| {
             let (quiet, next) = engine.reactor().before_sleep();
@@ -84,7 +84,7 @@ impl Inner {
         })
     }
 
-    /// Tells those who poll. The engine is free by then: else they would find it taken, and expect another signal.
+    /// Makes the poll descriptor readable. The engine is free by then: otherwise a program would find it taken, and wait for another signal.
     pub(super) fn signal_poll(&self) {
         if let Some(poll) = self.poll.get() {
             lock::count_wake();
@@ -154,7 +154,7 @@ impl Node {
         let mut shared = inner.lock()?;
         let Some(mut engine) = inner.try_engine() else {
             let news = takes_news && std::mem::take(&mut shared.news);
-            // While somebody else turns the loop, what he brings is signalled, and its timers are his.
+            // While another thread drives the loop, it signals what ends, and keeps the timers.
             inner.tell_poll(shared);
             return Ok(news);
         };
@@ -162,7 +162,7 @@ impl Node {
         drop(shared);
         let turned = inner.turn_until_quiet(&mut engine);
         let mut shared = inner.settle(&mut engine);
-        // Who has taken it is not told of it again.
+        // What a thread has taken is not signalled to it again.
         let news = takes_news && std::mem::take(&mut shared.news);
         inner.release_engine(engine, shared);
         turned.map_err(WaitError::Io)?;

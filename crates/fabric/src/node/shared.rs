@@ -256,7 +256,7 @@ impl Shared {
         let queued = self.groups.remove(group);
         let is_member = |state: &OpState| state.group.is_some_and(|(other, _)| other == group);
         let members: Vec<OpSlot> = self.ops.iter().filter(|(_, state)| is_member(state)).map(|(op, _)| op).collect();
-        // First what still waits, which is not to be given what nobody took.
+        // First the waiting ones, which must not get unclaimed results.
         let mut must_look = false;
         for op in members {
             must_look |= self.detach_op(op);
@@ -403,7 +403,7 @@ impl Shared {
         let known = !self.accepted.contains(&session);
         self.accepted.retain(|other| *other != session);
         if self.endings.len() >= ENDED_SESSIONS_MAX {
-            // Strangers who come and go do not push out what sessions that were accepted have said last.
+            // Unaccepted sessions that come and go do not displace the last messages of accepted sessions.
             let stranger = self.endings.iter().position(|ending| !ending.known);
             if !known && stranger.is_none() {
                 return self.forget_session(session);
@@ -504,7 +504,7 @@ impl Shared {
                 self.forget_session(session);
                 return Some((0, Outcome::Ended(session, reason)));
             };
-            // One that names no message must not have who asks wait while others are behind it.
+            // An entry without a message must not block the ones behind it.
             if let Some(state) = self.sessions.get_mut(session)
                 && let Some((came, message)) = state.queue.pop_front()
             {

@@ -136,8 +136,8 @@ fn push_frames(gather: &mut Gather, frames: SmallVec<[Frame; 1]>) {
     }
 }
 
-/// Whether nobody touches a mapping any more, or nobody who could be waited for: then it is in use for ever, and its program does
-/// not get to it.
+/// Whether no operation uses a mapping any more, or only uses that never end: then it stays in use for ever, and its program never
+/// gets its bytes.
 fn is_free(mapping: &Mapping) -> bool {
     mapping.uses() == 0 || mapping.is_given_up()
 }

@@ -224,7 +224,7 @@ impl Inner {
         }
     }
 
-    /// Tells those who wait with a poll of their own, if something has ended.
+    /// Makes the poll descriptor readable, if something has ended.
     pub(super) fn tell_poll(&self, shared: MutexGuard<'_, Shared>) {
         let news = shared.news;
         drop(shared);

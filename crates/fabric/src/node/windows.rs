@@ -106,7 +106,7 @@ impl Core {
                 fabric.announce(slot, key);
             }
         }
-        // Of one for a single use nobody but we can say whether it was used.
+        // Only this end knows whether a window for a single use was used.
         if !once {
             let puts = put.map(|key| fabric.lend_window(reactor, slot, key, mapping, asked.range.clone(), true));
             // A loan for reading seals the memory, and no later peer could be lent it for writing. If this peer could have been but was

@@ -119,7 +119,7 @@ impl CompletionQueue {
 }
 
 impl CompletionInner {
-    /// For those who post. Not to be held over anything that may drop a queue pair.
+    /// For posting. Do not hold it while a queue pair may be dropped.
     pub(super) fn state(&self) -> std::cell::RefMut<'_, State> {
         self.state.borrow_mut()
     }

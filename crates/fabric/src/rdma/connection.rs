@@ -210,7 +210,7 @@ impl EventChannel {
     /// None for an event of an identifier that is gone.
     fn understand(&self, event: &CmEvent) -> Option<Event> {
         if event.event == verbs::RDMA_CM_EVENT_CONNECT_REQUEST {
-            // SAFETY: the identifier came with the event on this channel, is live and nobody else's.
+            // SAFETY: the identifier came with the event on this channel, is live and has no other owner.
             let raw = unsafe { RawIdentifier::of_request(NonNull::new(event.id)?, self.0.raw()) };
             let identifier = Identifier::adopt(&self.0, raw);
             let endpoint = Endpoint::new(identifier);
@@ -241,7 +241,7 @@ impl EventChannel {
             | verbs::RDMA_CM_EVENT_CONNECT_ERROR
             | verbs::RDMA_CM_EVENT_UNREACHABLE => EventKind::Failed(errno_of(event.status)),
             verbs::RDMA_CM_EVENT_DEVICE_REMOVAL => EventKind::DeviceRemoved,
-            // The numbers of an ended connection may be used again: nobody waits for that.
+            // The numbers of an ended connection may be used again; nothing waits for that.
             verbs::RDMA_CM_EVENT_TIMEWAIT_EXIT => return None,
             other => EventKind::Other(other),
         };

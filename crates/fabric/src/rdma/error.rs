@@ -171,7 +171,7 @@ pub struct Refused {
 /// A receive that was not posted, with its memory.
 pub type ReceiveRefused = (PostError, Payload);
 
-/// Who has to mend it.
+/// Where the fault lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// This program: a mistake in what was posted.
@@ -264,7 +264,7 @@ impl WorkError {
         })
     }
 
-    /// Who has to mend it.
+    /// Where the fault lies.
     pub const fn fault(self) -> Fault {
         match self {
             Self::LocalLength | Self::LocalOperation | Self::LocalProtection | Self::Bind => Fault::Ours,

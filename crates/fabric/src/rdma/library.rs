@@ -43,8 +43,8 @@ impl Library {
 }
 
 impl Library {
-    /// librdmacm keeps unused devices open, and notices only when it lists them that one was removed; the kernel waits for that
-    /// with the removal of a device that cannot be taken from those who have it open (soft-RoCE).
+    /// librdmacm keeps unused devices open, and notices a removed one only when it lists them. The kernel cannot take some devices
+    /// (soft-RoCE) from processes that have them open, and delays the removal until then.
     pub(super) fn forget_removed_devices(self) {
         let mut count = 0;
         // SAFETY: the place for the number is valid for the call; of the list nothing is kept.

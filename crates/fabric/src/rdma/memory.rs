@@ -34,8 +34,8 @@ impl Buffer {
     /// A range of the caller's own memory.
     ///
     /// # Safety
-    /// Until the buffer is dropped the range stays mapped and initialised, and nobody else writes to it; nobody else reads
-    /// it either while it is in an operation that writes to it, or in a window that a peer may write to.
+    /// Until the buffer is dropped the range stays mapped and initialised, and nothing else writes to it; nothing else
+    /// reads it either while it is in an operation that writes to it, or in a window that a peer may write to.
     pub const unsafe fn from_raw_parts(base: NonNull<u8>, len: usize) -> Self {
         Self { base, len, layout: None }
     }
@@ -328,8 +328,8 @@ pub enum Payload {
     One(Segment),
     /// Several.
     Many(Vec<Segment>),
-    /// What was there is given up: a device may touch it, for ever, which did not let go of it. Or it is kept in quarantine, from where
-    /// it goes back to whom it belongs to when the kernel has taken the device away.
+    /// The memory is given up: a device that did not release it may write to it for ever. Or it is in quarantine, and returns to its
+    /// owner when the kernel has taken the device away.
     GivenUp,
 }
 
@@ -450,7 +450,7 @@ mod tests {
     }
 
     fn over(mapping: &Mapping, start: usize) -> Frame {
-        // SAFETY: nobody makes references to the memory.
+        // SAFETY: no references to the memory are made.
         unsafe { Frame::over(mapping, start, 100) }
     }
 

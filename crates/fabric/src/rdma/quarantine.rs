@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn memory_of_a_device_that_was_taken_away_is_free_after_a_whole_pause_and_not_given_up() {
         let memory = Mapping::new(4096).unwrap();
-        // SAFETY: nobody makes references to the memory.
+        // SAFETY: no references to the memory are made.
         let frame = unsafe { Frame::over(&memory, 0, 4096) };
         let completion = Completion {
             token: 1,

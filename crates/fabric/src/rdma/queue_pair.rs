@@ -318,7 +318,7 @@ impl Drop for QueuePair {
                 state.backlog.extend(ended.into_iter().map(|ended| ended.quarantine(&mut quarantine)));
             }
             Ending::Refused => {
-                // Whoever waits for the ends of these has them; the memory nobody has again.
+                // The operations end for their waiters; the memory is never used again.
                 tracing::error!(status, operations = ended.len(), "a queue pair does not end; its memory is given up");
                 state.backlog.extend(ended.into_iter().map(Completion::give_up));
             }

@@ -157,7 +157,7 @@ impl<R: Registrar> RegistrationCache<R> {
         // Watched first: what changes from now on spoils the ticket. Then the question what the memory is, whose answer
         // would otherwise be old.
         if !seat.watch(range) {
-            // Somebody else's userfaultfd has it: its watch is not ours to end.
+            // Another userfaultfd has it, whose watch must stay.
             seat.abandon(ticket, false);
             return None;
         }
@@ -266,7 +266,7 @@ impl<R: Registrar> Deref for Guard<R> {
 
 impl<R: Registrar> Drop for Guard<R> {
     fn drop(&mut self) {
-        // The reference goes before the use ends: who condemns the range afterwards has the last one.
+        // The reference is dropped before the use ends: condemning the range afterwards takes the last one.
         // SAFETY: this is the only place that takes it, and nothing reads it afterwards.
         drop(unsafe { ManuallyDrop::take(&mut self.registration) });
         if let (Some(ticket), Some(seat)) = (self.ticket, self.shared.seat()) {

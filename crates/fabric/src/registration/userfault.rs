@@ -118,7 +118,7 @@ impl Userfault {
         // SAFETY: the page was mapped above, and nothing refers to it; it is unmapped once, by the thread or for want of one.
         let unmap = move || unsafe { munmap(std::ptr::with_exposed_provenance_mut(address), bytes) };
         let Ok(unmapper) = std::thread::Builder::new().spawn(unmap) else {
-            // Unwatched first: nobody would read the event that unmapping waits for.
+            // Unwatched first: otherwise unmapping would wait for a reader of its event.
             self.unwatch(range);
             let _ = unmap();
             return Err(Unavailable::NoThread);

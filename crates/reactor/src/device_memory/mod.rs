@@ -182,7 +182,7 @@ impl DeviceMemory {
     /// [`DeviceMemoryError::Allocate`].
     pub fn try_page(&self) -> Result<(), DeviceMemoryError> {
         let base = self.map(FRAME_BYTES_MIN).map_err(|error| self.refused(FRAME_BYTES_MIN, error))?;
-        // SAFETY: the mapping was just made, with this length, and nobody else knows of it.
+        // SAFETY: the mapping was just made, with this length, and nothing else refers to it.
         let _ = unsafe { rustix::mm::munmap(base.as_ptr().cast(), FRAME_BYTES_MIN) };
         Ok(())
     }

@@ -7,7 +7,7 @@ fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor, and it has no other owner.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
@@ -73,7 +73,7 @@ pub fn huge_page_works() -> io::Result<()> {
     if base == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the mapping was made above and nobody else knows it.
+    // SAFETY: the mapping was made above, and nothing else refers to it.
     unsafe { libc::munmap(base, bytes) };
     Ok(())
 }

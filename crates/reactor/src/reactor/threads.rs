@@ -34,8 +34,8 @@ impl Reactor {
         }
     }
 
-    /// A descriptor that is readable while completions wait in the kernel, for those who wait with a poll of their own; none
-    /// in a simulation. It says nothing of timers and of streams over shared memory: see [`Reactor::before_sleep`].
+    /// A descriptor that is readable while completions wait in the kernel, for programs with their own poll loop; `None` in a
+    /// simulation. It does not cover timers and streams over shared memory: see [`Reactor::before_sleep`].
     pub fn descriptor(&self) -> Option<BorrowedFd<'_>> {
         match &self.backend {
             Backend::Uring(uring) => Some(uring.ring_descriptor()),
@@ -56,8 +56,8 @@ impl Reactor {
         if let Backend::Uring(uring) = &mut self.backend { uring.has_unsubmitted() } else { false }
     }
 
-    /// Appends the completions that are known without asking the kernel: for who is going to submit, not to wait. An operation that
-    /// ended when it was submitted would else hold up the next one of its stream.
+    /// Appends the completions that are known without asking the kernel. Call it before submitting, without waiting: otherwise an
+    /// operation that ended when it was submitted delays the next one of its stream.
     ///
     /// # Errors
     /// The kernel's: the loop is then unusable.

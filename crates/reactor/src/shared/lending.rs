@@ -257,7 +257,7 @@ mod tests {
                 assert_eq!(again, Ok(()), "{case}");
                 assert_eq!(server.take_memory(1, 4 * ARENA as u64), Ok(ARENA as u64), "a smaller one is taken: {case}");
             } else if error.is_some() {
-                // The second one would be good, but nobody listens any more.
+                // The second one would be good, but the stream is closed.
                 assert_eq!(again, Err(Errno::PIPE), "{case}");
                 assert_eq!(server.take_memory(0, u64::MAX), Err(Errno::PROTO), "{case}");
             }

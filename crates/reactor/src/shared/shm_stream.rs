@@ -123,7 +123,7 @@ impl ShmStream {
 
     /// Whether the peer has ended the stream, before it did anything with its memory that what was copied before this call shows.
     pub(super) fn has_peer_ended(&self) -> bool {
-        // With the peer's order, the end first and the memory then: whoever sees the latter sees the former.
+        // The peer ends the stream before it changes the memory, so a reader that sees the change sees the end.
         fence(Ordering::Acquire);
         !matches!(self.state.reader.here(), Ok((_, Ended::No)))
     }
@@ -184,7 +184,7 @@ impl ShmStream {
         if !free || n > SHARED_STEP_BYTES || self.state.writer.room(n).unwrap_or(0) < n {
             return false;
         }
-        // What cannot be read is found out again by who sends it then.
+        // The send that follows reports what cannot be read.
         if os.use_gather(gather).is_err() {
             return false;
         }

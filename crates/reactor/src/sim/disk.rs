@@ -45,7 +45,7 @@ pub struct FileFault {
 }
 
 /// A file of a simulated disk. Cloning it gives another handle to the same one, also for another loop: all are one open
-/// file description, so that of all who sync one is told of bytes that were lost. Its length is fixed: a write past its end answers
+/// file description, so that one of all syncs is told of bytes that were lost. Its length is fixed: a write past its end answers
 /// `EINVAL`.
 #[derive(Clone, Debug)]
 pub struct SimFile {

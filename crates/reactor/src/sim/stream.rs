@@ -252,7 +252,7 @@ impl Inner {
         if segment.at > self.now {
             return self.schedule(key, from);
         }
-        // A receive will ask again; a reset waits for nobody.
+        // A receive will ask again; a reset does not wait.
         if connection.ends[1 - from].inbox.len() >= limit && segment.then != Then::Reset {
             return;
         }
@@ -364,7 +364,7 @@ impl Inner {
         let unread = !state.inbox.is_empty();
         state.inbox.clear();
         state.stage = Stage::Closed;
-        // As TCP does: data that nobody will read is a reset.
+        // As TCP does: unread data at the end is a reset.
         if abort || unread {
             self.abort(key, end);
         } else {

@@ -161,7 +161,7 @@ impl Uring {
 
     pub(super) fn accepted(&mut self, data: u64, listener: Listener, result: i32, more: bool) {
         if result >= 0 {
-            // SAFETY: the kernel has just made this descriptor for us, and nobody else owns it.
+            // SAFETY: the kernel has just made this descriptor for us, and it has no other owner.
             let fd = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(result) };
             if let (Ok(socket), Some(slot)) = (self.adopt(fd), self.slot_mut(data)) {
                 let token = slot.token;

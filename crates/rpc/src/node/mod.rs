@@ -304,7 +304,7 @@ impl Rpc {
                 }
             }
         };
-        // Nobody else will end it, and only what has ended is forgotten. The tables are free: this may turn the loop.
+        // No other code ends it, and only ended calls are forgotten. The tables are free: this may drive the loop.
         self.node.complete(op.id(), Err(OpError::Cancelled))?;
         Err(refused)
     }

@@ -180,7 +180,7 @@ pub struct Route {
     pub token: Option<Token>,
 }
 
-/// Whom the end of a call is for.
+/// The receiver of the end of a call.
 #[derive(Debug)]
 enum Context<C> {
     Own(C),
@@ -332,7 +332,7 @@ impl<C> Calls<C> {
                 self.by_node.insert(node, other.name);
             }
         }
-        // Nobody waits any more for the answers to what its peer has asked and this node has delegated.
+        // No peer waits any more for the answers to its calls that this node has delegated.
         for at in ended.incoming.delegated() {
             self.forget(at);
         }

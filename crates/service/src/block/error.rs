@@ -138,7 +138,7 @@ pub enum OpenError {
     InUse {
         /// Which.
         path: PathBuf,
-        /// By whom, as far as is known.
+        /// The user of the file, as far as is known.
         by: &'static str,
     },
     /// It is to be staged in its disk's memory, and that cannot be.

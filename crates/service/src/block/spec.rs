@@ -97,7 +97,7 @@ pub struct VolumeSpec {
     pub tls_required: bool,
     /// Bytes per second that reads and writes together may move; `None`: no bound.
     pub rate_bytes_per_second: Option<u64>,
-    /// Served although the file or device is in use elsewhere on this machine: whoever says so keeps it coherent.
+    /// Served although the file or device is in use elsewhere on this machine: the operator keeps it coherent.
     pub shared: bool,
     /// Its bytes are served as they are, although they look like an image of another format than raw.
     pub raw: bool,

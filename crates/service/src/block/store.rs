@@ -17,8 +17,8 @@ use super::spec::Stage;
 use super::stripe::Layout;
 use crate::limits::{STRIPE_PATHS_MAX, SYNC_DESCRIPTIONS, SYNC_DESCRIPTIONS_MAX, SYNC_DESCRIPTORS_SHARE};
 
-/// How long a writable file that somebody else has locked is waited for: a server that was killed a moment ago keeps
-/// its locks until the kernel has ended its I/O, and its successor must not start before that.
+/// How long to wait for a writable file that another process has locked: a server that was killed a moment ago keeps its locks
+/// until the kernel has ended its I/O, and its successor must not start before that.
 const LOCK_WAIT: Duration = Duration::from_secs(3);
 
 /// How a store is opened.
@@ -270,7 +270,7 @@ impl Store {
         Self { kind, paths, locks, staging, more_descriptions, len, block_bytes, backing_id }
     }
 
-    /// The same store, staged in that memory: for memory that somebody else has opened.
+    /// The same store, staged in memory that the caller has opened.
     #[must_use]
     pub fn staged_in(self, memory: &Arc<DeviceMemory>) -> Self {
         let files = if let Kind::Files { files, .. } = &self.kind { files.len() } else { 0 };
@@ -430,7 +430,7 @@ fn open(
             };
             locks.push(lock);
         }
-        // Nobody is kept from writing to it, and a copy does not empty it. Where there are no locks, that is not known.
+        // No writer is excluded, and a copy does not empty it. Without locks in use, that is not known.
         Some(fd) => {
             if let Err(error) = record_lock::hold_for_reading(fd) {
                 tracing::debug!(path = %path.display(), %error, "cannot lock the file against copies");

@@ -152,7 +152,7 @@ impl SyncUnderWay {
 
 impl Drop for SyncUnderWay {
     fn drop(&mut self) {
-        // Its loop has ended before it: nobody was told what the kernel said.
+        // Its loop has ended before it: the kernel's answer was not seen.
         if !self.noted {
             self.sync_tracker.note_failed_flush();
         }

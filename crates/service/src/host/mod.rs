@@ -111,7 +111,7 @@ pub struct Host {
     has_let_go: bool,
 }
 
-/// The sessions with those who serve them, as the fabric's handler.
+/// The sessions and the services that serve them, as the fabric's handler.
 struct Hosting<'a, 'b, 'c> {
     sessions: &'a mut Sessions,
     services: Services<'b, 'c>,
@@ -193,14 +193,14 @@ impl Host {
             service.turn(&mut At { fabric: &mut self.fabric, reactor, sessions: hosting.sessions });
         }
         hosting.sessions.say_goodbyes(&mut self.fabric, reactor);
-        // After those who wait were given turns: what is tried in vain gives frames back too.
+        // After the waiting requests had their turns: failed attempts give frames back, too.
         let given_back = reactor.frames().given_back();
         self.fabric.flush(reactor, hosting);
         self.has_let_go = reactor.frames().given_back() != given_back;
     }
 
-    /// Whether frames came back while the last [`Host::flush`] sent what had gathered. Others who wait for frames of this loop hear
-    /// of it by nothing else, where it was sent over shared memory.
+    /// Whether frames came back during the last [`Host::flush`]. Over shared memory no completion tells other waiters for frames of
+    /// this loop.
     pub fn has_let_go(&self) -> bool {
         self.has_let_go
     }

@@ -17,9 +17,9 @@ use super::sending::{send, send_outbox};
 pub struct Session {
     /// The fabric's name for it.
     pub slot: SessionId,
-    /// Whom TLS and the wire prove the client to be.
+    /// The identity of the client, as proved by TLS and the wire.
     pub client: Identity,
-    /// Payloads must lie in memory that nobody else changes, and that we may read.
+    /// Payloads must lie in memory that only this process changes, and that it may read.
     pub private: bool,
     /// Payloads have checksums.
     pub checksum: bool,

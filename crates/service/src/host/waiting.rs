@@ -44,7 +44,7 @@ pub enum Tried<T> {
     Waits(T),
 }
 
-/// Whoever feeds a line.
+/// The owner of a line, which feeds it.
 pub trait Feeds<T> {
     /// The line.
     fn line(&mut self) -> &mut Line<T>;

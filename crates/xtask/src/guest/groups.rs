@@ -1,7 +1,7 @@
-//! Numbered groups of blocks, and what of them must be there after a loss of power.
+//! Numbered groups of blocks, and which of them must exist after a loss of power.
 //!
-//! Group N goes to place N modulo [`PLACES`], over the group that was there: a write that is lost
-//! leaves an older group behind, as on a real disk, and not only zeros.
+//! Group N is written to place N modulo [`PLACES`], over the group that was there: a lost write leaves an older group behind,
+//! as on a real disk, and not only zeroes.
 
 pub const BLOCK_BYTES: usize = 4096;
 pub const GROUP_BLOCKS: usize = 8;

@@ -1,4 +1,4 @@
-//! What a guest finds at its root: one script to run, and all that the script needs.
+//! The root of a guest: one script to run, and all that the script needs.
 
 use super::cpio::Archive;
 use super::kernel;

@@ -1,4 +1,4 @@
-//! Which kernel modules to load, in which order, so that some wanted ones are there.
+//! The kernel modules to load for some wanted ones, in order.
 
 use anyhow::{Context, Result};
 use std::collections::HashMap;

@@ -1,5 +1,5 @@
-//! The last case of `peers native`: the file of 1 GiB copied out of a node, by byway over both wires and by the others'
-//! clients over NBD. None flushes but byway, which costs nothing in memory.
+//! The last case of `peers native`: copies of a file of 1 GiB from a node, by byway over both wires and by other clients over
+//! NBD. Only byway flushes, which costs nothing in memory.
 
 use super::contest::{Contest, Contestant, Figures, Outcome};
 use super::native;

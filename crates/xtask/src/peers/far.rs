@@ -1,5 +1,5 @@
-//! `peers far`: programs whose memory is far, beside the same programs with all of their memory and beside the kernel's swap, and faults beside
-//! what they are made of.
+//! `peers far`: programs with far memory, beside the same programs with all of their memory and beside the kernel's swap; and
+//! faults beside the operations that they consist of.
 
 mod swap;
 

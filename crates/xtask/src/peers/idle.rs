@@ -1,4 +1,4 @@
-//! `peers idle`: what connections cost that say nothing, and whether the node's own memory stays bounded.
+//! `peers idle`: the cost of idle connections, and whether the node's own memory stays bounded.
 
 use super::cpu::CpuClock;
 use crate::process;

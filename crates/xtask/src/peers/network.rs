@@ -1,4 +1,4 @@
-//! A network namespace with nothing in it but loopback, and the same socket settings for all.
+//! A network namespace with only a loopback device, and the same socket settings for all programs.
 
 use crate::process;
 use anyhow::{Context, Result, bail};

@@ -1,7 +1,7 @@
-//! A server that does nothing but answer: nothing kept of a write, and to every read the same bytes, or, given a file,
-//! the right ones out of its own memory. What a client reaches against the first is about the most that it can
-//! reach with long requests against anybody who sleeps between them; the second adds what no server that sends from memory is
-//! spared, bytes that no core has in its cache.
+//! A server that only answers. It discards writes, and answers every read with the same bytes or, given a file, with the right
+//! bytes from its own memory. The first kind shows about the most that a client can reach with long requests against a server
+//! that sleeps between them. The second adds a cost that every server has that sends from memory: bytes that no core's cache
+//! holds.
 
 use anyhow::{Context, Result, bail};
 use std::io::{IoSlice, Read, Write};

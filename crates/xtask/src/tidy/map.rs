@@ -1,4 +1,4 @@
-//! What ARCHITECTURE.md says of the code lies where it says.
+//! The files that ARCHITECTURE.md names exist.
 
 use super::{Finding, tree::Tree};
 

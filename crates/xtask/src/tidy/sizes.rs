@@ -1,4 +1,4 @@
-//! Files and functions that a reader can hold in mind.
+//! Limits the sizes of files and functions.
 
 use super::{Finding, tree::Tree};
 use syn::spanned::Spanned;

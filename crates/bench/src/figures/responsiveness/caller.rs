@@ -1,4 +1,4 @@
-//! The other side: the process of the node, and the calls that are made to it.
+//! The caller: it starts the process of the node, and calls it.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Stdio};

@@ -1,5 +1,5 @@
-//! Ways of a node that is asked by messages: a thread that waits for any of several operations, and threads that share a
-//! group. What has a thread of its own for calls waits in `next_call`, which is `program`'s.
+//! Nodes that are asked by messages: a thread that waits for any of several operations, and threads that share a group. Nodes
+//! with a thread for calls wait in `next_call`, which is in `program`.
 
 use std::collections::BTreeMap;
 

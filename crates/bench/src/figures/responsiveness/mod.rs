@@ -1,4 +1,4 @@
-//! Liss, Birk and Schuster: how soon a call is answered by a node whose threads keep every core busy, by how the node waits.
+//! Liss, Birk and Schuster: how soon a node answers a call while its threads keep every core busy, for each way of waiting.
 
 mod caller;
 mod messages;

@@ -20,7 +20,7 @@ fn received(shared: &mut Shared) -> Option<Vec<u8>> {
     }
 }
 
-/// Each would have one who receives wait while messages are there, and they would gather.
+/// Each would make a receiver wait although messages have arrived, and they would accumulate.
 #[test]
 fn a_session_that_never_began_leaves_no_arrivals() {
     let mut shared = Shared::default();
@@ -60,7 +60,7 @@ fn while_a_session_ends_nothing_begins_and_its_end_is_told_last() {
     assert_eq!(shared.take(any), Some(Ok(Ok(Outcome::Ended(session, reason)))));
 }
 
-/// Who closes it then is told nothing, as ever, and its receivers are.
+/// Closing it then reports nothing, as always; its receivers are told.
 #[test]
 fn a_session_can_be_closed_while_it_ends() {
     let mut shared = Shared::default();

@@ -222,8 +222,8 @@ impl Adapter {
         }
     }
 
-    /// The descriptor was readable: takes the events from it, and asks for the next one. What came before that is polled
-    /// afterwards, or nobody would tell of it.
+    /// The descriptor was readable: takes the events from it, and asks for the next one. Completions that came before
+    /// that are polled afterwards, because no event reports them.
     pub(super) fn rearm(&mut self, into: &mut impl Extend<(Option<ConnectionId>, Completion)>) {
         self.completions.acknowledge();
         self.poll(into);

@@ -86,7 +86,7 @@ impl Transport {
         let granted = match greeting::read(private_data) {
             Ok(granted) => granted,
             Err(error) => {
-                // Who speaks something else is told nothing.
+                // A peer with another protocol gets no answer.
                 if let GreetingError::Refused(code) = error {
                     let _ = endpoint.reject(greeting::refusal(code).as_ref());
                 }
@@ -135,7 +135,7 @@ impl Transport {
 
     pub(super) fn refuse_for(&mut self, connection: ConnectionId, code: RefuseCode, down: Down) {
         match down {
-            // For the operator to mend, whom the peer's error does not reach.
+            // For this end's operator, who does not see the peer's error.
             Down::Setup(error) => tracing::warn!(%error, "an RDMA connection is refused"),
             down => tracing::debug!(%down, "an RDMA connection is refused"),
         }
@@ -257,8 +257,8 @@ impl Transport {
         }
     }
 
-    /// A device was removed a while ago, and who had memory open to it has closed it: lets go of the device, and listens
-    /// again where there is one now.
+    /// A device was removed a while ago, and the memory that was open to it is closed: releases the device, and listens again where
+    /// there is one now.
     pub(super) fn after_removal(&mut self, reactor: &mut Reactor) {
         let waited = std::mem::take(&mut self.waits_after_removal);
         let Some(manager) = self.manager.as_ref().filter(|_| waited) else { return };

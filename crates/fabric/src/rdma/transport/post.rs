@@ -138,7 +138,7 @@ impl Transport {
             let ends_put = matches!(ready, Ready::Write(_)) && awaits_write(&state.ready);
             let is_awaited = state.finishing || ends_put;
             let quiet = if is_awaited { Report::Now } else { Report::WithNext };
-            // Nobody may ask for long how an inline message ended: it is told as gone now.
+            // The end of an inline message may not be polled for long: it is reported as gone now.
             let is_reported =
                 !is_awaited && matches!(&ready, Ready::Message(laid) if matches!(**laid, Laid::Inline { .. }));
             let times = if state.ready.is_empty() { state.times.take() } else { state.times };

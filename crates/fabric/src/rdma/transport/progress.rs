@@ -168,7 +168,7 @@ mod tests {
         let connection = Slot::new(0, 1);
         let posted = transport.posted.insert(Posted { connection, bytes: 4096, what: What::Get(77) });
         let memory = Mapping::new(4096).unwrap();
-        // SAFETY: nobody makes references to the memory.
+        // SAFETY: no references to the memory are made.
         let frame = unsafe { Frame::over(&memory, 0, 4096) };
         // As the queue pair gives it back that cannot be destroyed; and once more, as a device that wakes up might.
         for payload in [Payload::from(Segment::unregistered(frame)), Payload::Empty] {

@@ -58,8 +58,8 @@ impl Turns {
     }
 }
 
-/// Whether a connection may take frames of the pool for a copy. Who has writes under way gets their frames back, and then
-/// goes on; who has none might have nothing to wait for.
+/// Whether a connection may take frames of the pool for a copy. One with writes in flight gets their frames back
+/// and continues then; one without might wait for nothing.
 pub(super) fn may_copy(pool: &FramePool, has_writes: bool) -> bool {
     !has_writes || pool.free_bytes() > pool.bytes() / 4
 }

@@ -79,7 +79,7 @@ impl PopulatedMapping {
         at: u64,
     ) -> Result<usize, MeasureError> {
         assert!(offset + bytes <= self.bytes, "within the mapping");
-        // SAFETY: the range lies in the mapping, and nobody has a reference to it.
+        // SAFETY: the range lies in the mapping, without references to it.
         let into = unsafe { std::slice::from_raw_parts_mut(self.base.add(offset), bytes) };
         Ok(rustix::io::pread(file, into, at)?)
     }

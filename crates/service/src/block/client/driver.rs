@@ -26,7 +26,7 @@ const TIMER: u8 = 16;
 const PAUSE: u8 = 17;
 /// How often a volume that waits for something looks at the time.
 const TICK: Duration = Duration::from_millis(50);
-/// Notices kept for a user who does not take them; older ones are dropped.
+/// Notices kept until the user takes them; older ones are dropped.
 const NOTICES_MAX: usize = 16;
 
 /// How a volume is used.

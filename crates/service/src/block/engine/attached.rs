@@ -154,8 +154,8 @@ impl Engine {
         self.attached(id).map_or(0, |attached| attached.volume.changes().departures())
     }
 
-    /// Changes of one connection to a volume are about to begin: whoever asks for [`Engine::earlier_changes`] on another loop
-    /// waits for the end of the batch, and for those changes. To be called before
+    /// Changes of one connection to a volume are about to begin: [`Engine::earlier_changes`] on another loop waits for the end of the
+    /// batch, and includes those changes. Call it before
     /// [`Engine::has_other_clients`] and [`Engine::departures`] are asked.
     pub fn begin_batch(&self, id: VolumeId) {
         if let Some(attached) = self.volumes.get(id.index as usize).filter(|a| a.generation == id.generation) {

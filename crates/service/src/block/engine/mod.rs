@@ -134,7 +134,7 @@ pub struct Slice {
 /// How a read is answered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReadFlags {
-    /// In frames alone: nobody else can change the bytes until they are sent, so they can have a checksum.
+    /// In frames alone: nothing else can change the bytes until they are sent, so they can have a checksum.
     pub private: bool,
     /// A long read that must wait for its store is told slice by slice, each as soon as it is here
     /// ([`Outcome::Slice`]), so that the wire starts before the disk has finished (gmblock's synchronized send). If it
@@ -142,7 +142,7 @@ pub struct ReadFlags {
     pub sliced: bool,
     /// The bytes are for the kernel alone to read, on their way into a plain socket: so they may lie in a device's memory,
     /// where the volume is staged there ([`Stage::Device`](crate::block::spec::Stage)). Not if they are
-    /// `private`: who encrypts or sums them reads them.
+    /// `private`: encryption and checksums read them.
     pub device: bool,
     /// A part of a request, and not its last: its bytes are counted, but no read.
     pub part: bool,

@@ -47,7 +47,7 @@ impl ServerContext<'_> {
     pub(super) fn called(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, call: CallRef, asked: &Incomer<'_>) {
         let arguments =
             Arguments::read_from_bytes(asked.arguments.padded()).unwrap_or_else(|_| Arguments::new_zeroed());
-        // A handle is good for the session that opened it, so nobody else's session can ask on behalf of another.
+        // A handle is valid only in the session that opened it, so no session can use another's.
         let begun = match Method::from_number(asked.method) {
             None => Err(CallError::UnknownMethod),
             Some(_) if asked.delegated => Err(CallError::Malformed),

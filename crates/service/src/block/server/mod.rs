@@ -65,7 +65,7 @@ pub struct Volumes {
     pulls_first: bool,
     waiting_bytes: usize,
     pulled_bytes: usize,
-    /// Frames that had come back when those who wait had had their turns.
+    /// Count of returned frames when the waiting requests last had their turns.
     given_back: u64,
 }
 
@@ -180,7 +180,7 @@ impl Volumes {
         self.in_flight.is_empty()
     }
 
-    /// Who asked for a request of the service's class that the engine has not handed back yet.
+    /// The client of a request of the service's class that the engine has not handed back yet.
     pub fn peer_of(&self, host: &Host, tag: Tag) -> Option<SocketAddr> {
         let session = match self.in_flight.get(request_of(tag))? {
             BlockRequest::Read(requests::Read { call, .. })

@@ -1,4 +1,5 @@
-//! Swap on a loop device over a file, and groups of processes with little memory: what a program meets that has too little without `byway far`.
+//! Swap on a loop device over a file, and groups of processes with little memory: the kernel's remedy for a program with too
+//! little memory, without `byway far`.
 
 use crate::process;
 use anyhow::{Context, Result, bail};

@@ -1,4 +1,4 @@
-//! `peers wires`: what the fabric alone costs, beside programs that use sockets by hand, UCX, iperf3 and a plain copy.
+//! `peers wires`: the fabric alone, beside programs that use sockets directly, UCX, iperf3 and a plain copy.
 
 mod programs;
 mod ucx;

@@ -1,4 +1,4 @@
-//! The programs that are measured: our two ends, a ping-pong in C, iperf3. UCX's test is in `ucx`.
+//! The measured programs: our two ends, a ping-pong in C, iperf3. UCX's test is in `ucx`.
 
 use crate::process::{self, Background};
 use anyhow::{Context, Result, bail};

@@ -1,4 +1,4 @@
-//! UCX's test of itself, `ucx_perftest`: both its ends poll.
+//! UCX's own benchmark, `ucx_perftest`: both ends poll.
 
 use crate::process::{self, Background};
 use anyhow::{Context, Result, ensure};

@@ -168,7 +168,7 @@ fn method_of(kind: Kind) -> (Method, u32) {
     }
 }
 
-/// Whether a list of extents says something, of bytes that were asked about alone: who goes on where it ends must not hang.
+/// Whether a list of extents is not empty and covers only bytes that were asked about: a caller that continues at its end must not hang.
 fn are_sound(extents: &[Extent], asked: u64) -> bool {
     let all = extents.iter().try_fold(0u64, |all, extent| all.checked_add(extent.len).filter(|_| extent.len > 0));
     all.is_some_and(|all| all <= asked && (all > 0 || asked == 0))
