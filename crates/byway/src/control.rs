@@ -311,12 +311,20 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
 }
 
 fn print_lending(out: &mut impl Write, lending: &LendingSnapshot) -> std::io::Result<()> {
-    let LendingSnapshot { limit_bytes, lent_bytes, borrowers, refused, taken_back_bytes, expired_bytes, largest } =
-        lending;
+    let LendingSnapshot {
+        limit_bytes,
+        lent_bytes,
+        filled_bytes,
+        borrowers,
+        refused,
+        taken_back_bytes,
+        expired_bytes,
+        largest,
+    } = lending;
     writeln!(
         out,
-        "memory: {lent_bytes} of {limit_bytes} bytes lent, to {borrowers} borrowers; {refused} leases refused, {taken_back_bytes} bytes \
-         taken back, {expired_bytes} bytes not renewed"
+        "memory: {lent_bytes} of {limit_bytes} bytes lent, to {borrowers} borrowers; {filled_bytes} bytes filled; {refused} leases refused, \
+         {taken_back_bytes} bytes taken back, {expired_bytes} bytes not renewed"
     )?;
     largest.iter().try_for_each(|borrower| {
         let BorrowerSnapshot { name, lent_bytes, taken_back_bytes } = borrower;

@@ -34,6 +34,7 @@ use byway_service::memory::pager::{
 };
 use byway_service::memory::pool::{Class, PoolCounters, Told};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
+use rustix::process::{Resource, getrlimit};
 
 use self::fills::FILL_PAGES_MAX;
 use self::maps::Candidate;
@@ -110,6 +111,8 @@ pub struct FarJob {
     looked_for_places: Instant,
     report: FarReport,
     was_exhausted: bool,
+    /// The log has said that no descriptor is left.
+    was_without_descriptors: bool,
 }
 
 /// Whether this process may page others: it needs the messages of forks.
@@ -158,10 +161,11 @@ impl FarJob {
             looked_for_places: now,
             report: FarReport::default(),
             was_exhausted: false,
+            was_without_descriptors: false,
         })
     }
 
-    /// Pages programs until `has_ended` says so and none is left; then gives what they used.
+    /// Pages programs until `has_ended` says that no process of the job is left; then gives what they used.
     ///
     /// # Errors
     /// The kernel's: nothing can be waited for.
@@ -225,6 +229,7 @@ impl FarJob {
             }
             Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
             Told::Lost(slab) => self.pager.lose_slab(slab),
+            Told::Slow(frame) => self.pager.get_again(frame),
         }
     }
 
@@ -234,9 +239,12 @@ impl FarJob {
         while index < self.processes.len() {
             let is_free = self.processes[index].helped.as_ref().is_none_or(Helped::has_no_moves);
             let mut events = Vec::new();
-            while is_free
-                && matches!(self.processes[index].userfault.read(|event| events.push(event)), Read::Messages(_))
-            {
+            let mut ended = is_free.then_some(Read::Messages(0));
+            while let Some(Read::Messages(_)) = ended {
+                ended = Some(self.processes[index].userfault.read(|event| events.push(event)));
+            }
+            if ended == Some(Read::NoDescriptors) {
+                self.note_descriptors("a forked child waits until a program has ended");
             }
             let space = self.processes[index].space;
             // The kernel gives faults before changes that came earlier, and a page is to be filled as the change leaves it.
@@ -250,9 +258,21 @@ impl FarJob {
         // A helper may be stopped, as by a debugger: the other programs are not to wait for it.
         let is_moving = self.pager.moves_in_flight() > 0;
         self.moving_since = is_moving.then(|| self.moving_since.unwrap_or_else(Instant::now));
-        self.pager.note_overdue(self.moving_since.is_some_and(|since| since.elapsed() >= SLOW_LOOK));
+        let are_moves_slow = self.moving_since.is_some_and(|since| since.elapsed() >= SLOW_LOOK);
+        self.pager.note_overdue(are_moves_slow || self.store.pool().is_slow());
         self.pager.retry();
         self.act();
+    }
+
+    /// Says once that this process can open no more descriptors.
+    fn note_descriptors(&mut self, consequence: &str) {
+        if !std::mem::replace(&mut self.was_without_descriptors, true) {
+            let limit = getrlimit(Resource::Nofile).current;
+            tracing::error!(
+                limit,
+                "the limit of open files of byway far is reached: {consequence}; raise it before the start (ulimit -Hn)"
+            );
+        }
     }
 
     fn message(&mut self, space: SpaceId, event: Event) {

@@ -70,6 +70,12 @@ impl SharedFile {
         Ok(Self::new(rustix::io::fcntl_dupfd_cloexec(fd, 0)?, from, bytes, false))
     }
 
+    /// Bytes of it that take memory.
+    pub(crate) fn filled_bytes(&self) -> Option<u64> {
+        let blocks = rustix::fs::fstat(&self.fd).ok()?.st_blocks;
+        Some(u64::try_from(blocks).ok()? * 512)
+    }
+
     fn new(fd: OwnedFd, from: u64, bytes: u64, is_ours: bool) -> Self {
         let [is_sealed, was_written, taken_back, pinned] = [(); 4].map(|()| AtomicBool::new(false));
         Self { fd, from, bytes, is_ours, is_sealed, lent: AtomicIsize::new(0), was_written, taken_back, pinned }

@@ -105,6 +105,11 @@ impl Mapping {
         Some(loan)
     }
 
+    /// Bytes of its file that take memory: pages that were never written to take none. 0 where it has no file, or the kernel does not tell.
+    pub fn filled_bytes(&self) -> u64 {
+        self.inner.file.as_ref().and_then(|file| file.filled_bytes()).unwrap_or(0)
+    }
+
     pub(crate) fn file(&self) -> Option<&Arc<SharedFile>> {
         self.inner.file.as_ref()
     }

@@ -199,6 +199,8 @@ pub enum Bug {
     PoolReturnedBeforeMoved,
     /// A borrower does not hear that a lender takes slabs back.
     PoolTakeBackIgnored,
+    /// A page is waited for at a lender that does not answer, although another copy is there.
+    PoolSlowLenderAwaited,
     /// The pager reuses a frame although its put ended short.
     PagerShortPutTaken,
     /// The pager fills a page that was lost with zeroes.
@@ -327,7 +329,7 @@ impl Bug {
     ];
 
     /// Those of far memory.
-    pub const MEMORY: [Self; 16] = [
+    pub const MEMORY: [Self; 17] = [
         Self::PoolNoOtherCopy,
         Self::PoolPutToOneCopy,
         Self::PoolChecksumIgnored,
@@ -340,6 +342,7 @@ impl Bug {
         Self::PoolOldChecksum,
         Self::PoolReturnedBeforeMoved,
         Self::PoolTakeBackIgnored,
+        Self::PoolSlowLenderAwaited,
         Self::PagerShortPutTaken,
         Self::PagerLostIsZeroes,
         Self::PoolGetsMixedUp,

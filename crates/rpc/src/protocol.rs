@@ -15,7 +15,7 @@ pub const FILES_VERSIONS: Versions = Versions::only(2);
 /// Lent memory.
 pub const MEMORY: u8 = 3;
 /// The versions of [`MEMORY`] that are spoken here.
-pub const MEMORY_VERSIONS: Versions = Versions::only(2);
+pub const MEMORY_VERSIONS: Versions = Versions::only(3);
 
 /// The protocol of programs that need only one of their own.
 pub const PROGRAM: u8 = 16;

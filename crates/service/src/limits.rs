@@ -299,6 +299,10 @@ pub const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// lender alone waits so long.
 pub const LENDER_SILENCE_MAX: Duration = Duration::from_secs(5);
 
+/// How long a lender may leave an operation unanswered before its borrower prefers other copies and asks them for what it waits for. A page's get takes
+/// 0.1 ms; a machine that is short of CPU time lets a session wait for tens of milliseconds.
+pub const LENDER_SLOW: Duration = Duration::from_millis(500);
+
 /// How long a borrower may leave its leases without a renewal before the lender takes them back. Longer than [`LENDER_SILENCE_MAX`] and two
 /// renewals, so that a borrower gives a lender up before the lender gives it up.
 pub const LEASE_KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -321,6 +325,9 @@ pub const TAKE_BACK_NOTICE: Duration = Duration::from_secs(5);
 
 /// How long borrowers above their fair share get no slab after a borrower below has asked in vain: the notice, and a renewal on each side of it.
 pub const CONTENTION_TIME: Duration = Duration::from_secs(8);
+
+/// How long before a slab closes that its lender takes back a borrower uses it no more: what is under way there ends first.
+pub const TAKE_BACK_MARGIN: Duration = Duration::from_millis(500);
 
 /// How often a lender with a guard looks at its machine's memory.
 pub const GUARD_LOOK: Duration = Duration::from_millis(500);

@@ -5,12 +5,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use byway_fabric::node::{Deadline, NodeOptions, OpError, parse_address};
-use byway_fabric::{Options, Registry, WindowError};
+use byway_fabric::{Options, Registry, Rights, WindowError};
 use byway_reactor::{Address, IoChoice, Reactor, Wait};
+use byway_rpc::node::Rpc;
+use byway_rpc::session::{Grant, Spoken};
 use byway_service::host::Host;
-use byway_service::limits::SLAB_BYTES;
-use byway_service::memory::wire::LendError;
-use byway_service::memory::{BorrowError, Borrower, Lender, Lending};
+use byway_service::limits::{POOL_COPIES_MAX, SLAB_BYTES};
+use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB};
+use byway_service::memory::pool::{Class, Told};
+use byway_service::memory::wire::{LeaseResult, LendError, Method, PROTOCOL, VERSIONS};
+use byway_service::memory::{BorrowError, Borrower, Lender, LenderAt, Lending, PoolClient};
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -89,6 +95,7 @@ fn what_was_put_into_a_slab_is_got_back_and_a_new_lease_has_zeroes() {
         memory.write(0, &bytes).unwrap();
         let end = slab.bytes - bytes.len() as u64;
         node.put(session, &[memory.segment(0..bytes.len())], &slab.window, end).unwrap().wait(SOON).unwrap().unwrap();
+        until("the count of what is filled", || lending.status().filled_bytes == bytes.len() as u64);
         let ranges = [end + 4096..end + 8192, 0..4096];
         let into = node.register(8192).unwrap();
         let got = node.get_ranges(session, &slab.window, &ranges, &[into.segment(0..8192)]).unwrap();
@@ -98,7 +105,7 @@ fn what_was_put_into_a_slab_is_got_back_and_a_new_lease_has_zeroes() {
         assert!(back[..4096] == bytes[4096..8192] && back[4096..] == [0; 4096]);
 
         borrower.give_back(&slab).unwrap();
-        assert_eq!(lending.status().lent_bytes, 0);
+        assert_eq!((lending.status().lent_bytes, lending.status().filled_bytes), (0, 0));
         assert!(matches!(borrower.give_back(&slab), Err(BorrowError::Lender(LendError::UnknownSlab))));
         let put = node.put(session, &[memory.segment(0..4096)], &slab.window, 0).unwrap().wait(SOON).unwrap();
         assert_eq!(put, Err(OpError::Refused(WindowError::Key)), "it is the lender's again");
@@ -129,4 +136,56 @@ fn a_borrower_has_no_more_than_is_lent_and_leaves_all_when_it_goes() {
         drop(first);
         until("all slabs", || lending.status().lent_bytes == 0 && lending.status().borrowers == 0);
     });
+}
+
+/// A lender of another version, with slabs of 1 MiB, until its slab is given back.
+fn lend_a_small_slab(lender: &Rpc) {
+    let memory = lender.node().register(1 << 20).unwrap();
+    loop {
+        let asked = lender.next_call(Deadline::after(SOON)).unwrap();
+        match Method::from_number(asked.method).unwrap() {
+            Method::Lease => {
+                let rights = Rights { get: true, put: true };
+                let window = lender.node().open_window(asked.session, &memory, 0..1 << 20, rights).unwrap();
+                let result = LeaseResult { slab: U64::new(7), bytes: U64::new(1 << 20), reserved: [0; 48] };
+                asked.token.reply(0, result.as_bytes(), &window.descriptor().to_bytes()).unwrap();
+                std::mem::forget(window);
+            }
+            Method::Return => {
+                assert_eq!(asked.arguments[..8], 7u64.to_le_bytes());
+                return asked.token.reply(0, &[], &[]).unwrap();
+            }
+            Method::Status | Method::Renew => asked.token.reply(0, &[0; 64], &[]).unwrap(),
+        }
+    }
+}
+
+#[test]
+fn a_slab_that_is_too_small_for_the_pool_is_given_back_and_refused_by_name() {
+    let spoken = Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: Some(Grant { calls: 16, notices: 0 }) };
+    let lender = Rpc::open_for(&NodeOptions::default(), vec![spoken]).unwrap();
+    let at = lender.node().listen(&parse_address("127.0.0.1:0").unwrap()).unwrap().unwrap();
+    let thread = std::thread::spawn(move || lend_a_small_slab(&lender));
+    let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
+    let borrower = Borrower::connect_on(&rpc, &parse_address(&at.to_string()).unwrap(), SOON).unwrap();
+    let frames = rpc.node().register((POOL_COPIES_MAX + 1) * PAGE_BYTES).unwrap();
+    let lenders = vec![LenderAt::of("small".to_owned(), &borrower)];
+    let mut pool = PoolClient::new(&rpc, lenders, (Class::None, None), (frames, PLACES_PER_SLAB)).unwrap();
+    pool.want_slab();
+    let mut turn = |pool: &mut PoolClient| {
+        rpc.node().progress().unwrap();
+        pool.turn();
+        pool.next_told()
+    };
+    until("the refusal", || turn(&mut pool) == Some(Told::NoSlab));
+    assert!(
+        pool.why_no_slab().contains("have 1048576 bytes, and this program needs 67108864"),
+        "{}",
+        pool.why_no_slab()
+    );
+    until("the slab's return", || {
+        turn(&mut pool);
+        thread.is_finished()
+    });
+    thread.join().unwrap();
 }

@@ -206,8 +206,16 @@ impl Report for NodeReport {
 }
 
 fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
-    let LendingStatus { limit_bytes, lent_bytes, borrowers, refused, taken_back_bytes, expired_bytes, largest } =
-        lending.status();
+    let LendingStatus {
+        limit_bytes,
+        lent_bytes,
+        filled_bytes,
+        borrowers,
+        refused,
+        taken_back_bytes,
+        expired_bytes,
+        largest,
+    } = lending.status();
     let share = |borrower: BorrowerStatus| BorrowerSnapshot {
         name: borrower.name,
         lent_bytes: borrower.lent_bytes,
@@ -216,6 +224,7 @@ fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
     LendingSnapshot {
         limit_bytes,
         lent_bytes,
+        filled_bytes,
         borrowers,
         refused,
         taken_back_bytes,

@@ -40,6 +40,11 @@ impl Slab {
         self.bytes
     }
 
+    /// Bytes of the pages that were written to, which take memory.
+    pub fn filled_bytes(&self) -> u64 {
+        self.mapping.filled_bytes()
+    }
+
     /// Never.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0

@@ -74,7 +74,8 @@ impl Userfault {
         match self.descriptor.read(|event| change(event).into_iter().for_each(&mut take)) {
             Messages::Messages(count) => Read::Changes(count),
             Messages::Nothing => Read::Nothing,
-            Messages::Broken => Read::Broken,
+            // Forks are not asked for.
+            Messages::Broken | Messages::NoDescriptors => Read::Broken,
         }
     }
 

@@ -25,10 +25,16 @@ impl FarJob {
     /// Takes programs that begin. One that says nothing holds up no other.
     pub(super) fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        while self.greetings.len() < FAR_GREETINGS_MAX
-            && let Ok(socket) = accept_with(&self.listener, flags)
-        {
-            self.greetings.push((socket, Instant::now()));
+        while self.greetings.len() < FAR_GREETINGS_MAX {
+            match accept_with(&self.listener, flags) {
+                Ok(socket) => self.greetings.push((socket, Instant::now())),
+                Err(error) => {
+                    if matches!(error, Errno::MFILE | Errno::NFILE) {
+                        self.note_descriptors("a program that begins waits until another has ended");
+                    }
+                    break;
+                }
+            }
         }
         for index in (0..self.greetings.len()).rev() {
             let (socket, since) = &self.greetings[index];

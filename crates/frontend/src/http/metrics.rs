@@ -158,6 +158,7 @@ fn lent(page: &mut Page, lending: &LendingSnapshot) {
     let all = [
         ("byway_lend_limit_bytes", "gauge", "Memory that the node lends at most.", lending.limit_bytes),
         ("byway_lent_bytes", "gauge", "Memory leased to borrowers.", lending.lent_bytes),
+        ("byway_lent_filled_bytes", "gauge", "Of the leased memory, what borrowers have filled.", lending.filled_bytes),
         ("byway_borrowers", "gauge", "Sessions that hold lent memory.", lending.borrowers),
         ("byway_leases_refused_total", "counter", "Leases refused.", lending.refused),
         (

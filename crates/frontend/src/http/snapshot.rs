@@ -85,6 +85,9 @@ pub struct LendingSnapshot {
     pub limit_bytes: u64,
     /// Of these, bytes that are leased.
     pub lent_bytes: u64,
+    /// Of these, bytes that borrowers have written to.
+    #[serde(default)]
+    pub filled_bytes: u64,
     /// Sessions that have slabs.
     pub borrowers: u64,
     /// Leases that were refused.

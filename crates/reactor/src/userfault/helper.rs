@@ -20,8 +20,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, recv,
-    recvmsg, send, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recv, recvmsg, send, sendmsg,
 };
 
 use super::{FillError, Modes, Userfault};
@@ -137,6 +137,10 @@ pub fn hear_with_fd(socket: impl AsFd, words: &mut [u64; WORDS_MAX]) -> Result<(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC)?;
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        // No descriptor was free for the one that was sent.
+        return Err(Errno::MFILE);
+    }
     for (from, word) in bytes.as_chunks::<8>().0.iter().zip(words.iter_mut()) {
         *word = u64::from_ne_bytes(*from);
     }

@@ -63,6 +63,8 @@ pub enum Read {
     Messages(usize),
     /// None is there.
     Nothing,
+    /// A child was forked, and no descriptor is left for it: the child waits. The message stays.
+    NoDescriptors,
     /// The descriptor is no longer usable: the program closed it, and no messages come.
     Broken,
 }
@@ -73,8 +75,11 @@ pub(super) fn read(fd: &OwnedFd, take: impl FnMut(Event)) -> Read {
     let got = unsafe { libc::read(fd.as_raw_fd(), messages.as_mut_ptr().cast(), size_of_val(&messages)) };
     if got < 0 {
         let error = std::io::Error::last_os_error().raw_os_error();
-        let is_nothing = matches!(error, Some(libc::EAGAIN | libc::EINTR));
-        return if is_nothing { Read::Nothing } else { Read::Broken };
+        return match error {
+            Some(libc::EAGAIN | libc::EINTR) => Read::Nothing,
+            Some(libc::EMFILE | libc::ENFILE) => Read::NoDescriptors,
+            _ => Read::Broken,
+        };
     }
     let count = got as usize / MESSAGE_BYTES;
     messages[..count].iter().filter_map(|words| event(*words)).for_each(take);

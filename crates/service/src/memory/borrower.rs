@@ -138,6 +138,7 @@ impl Borrower {
         Ok(LendingStatus {
             limit_bytes: status.limit_bytes.get(),
             lent_bytes: status.lent_bytes.get(),
+            filled_bytes: 0,
             borrowers: status.borrowers.get().into(),
             refused: 0,
             taken_back_bytes: 0,

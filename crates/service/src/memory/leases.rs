@@ -166,21 +166,21 @@ impl<Id: Copy + Ord> Leases<Id> {
         }
     }
 
-    /// A borrower renews its leases: those that are taken back, and how long until the first of them.
-    pub fn renew(&mut self, id: Id, now: Instant) -> (Vec<u64>, Duration) {
-        let Some(borrower) = self.borrowers.get_mut(&id) else { return (Vec::new(), Duration::ZERO) };
+    /// A borrower renews its leases: those that are taken back, and how long until each closes.
+    pub fn renew(&mut self, id: Id, now: Instant) -> Vec<(u64, Duration)> {
+        let Some(borrower) = self.borrowers.get_mut(&id) else { return Vec::new() };
         borrower.renewed = now;
-        let mut first = TAKE_BACK_NOTICE;
         let mut taken = Vec::new();
         for lease in &mut borrower.leases {
-            match lease.state {
+            let closes = match lease.state {
                 State::Lent => continue,
-                State::Wanted => lease.state = State::Told(now + TAKE_BACK_NOTICE),
-                State::Told(at) => first = first.min(at - now),
-            }
-            taken.push(lease.number);
+                State::Wanted => now + TAKE_BACK_NOTICE,
+                State::Told(at) => at,
+            };
+            lease.state = State::Told(closes);
+            taken.push((lease.number, closes - now));
         }
-        (taken, first)
+        taken
     }
 
     /// Takes so many bytes back, counting those that are taken back already; the borrower with the most gives first. Whether more than those
@@ -242,7 +242,7 @@ mod tests {
         let (mut leases, start) = (Leases::new(LIMITS), start());
         let first = leases.lease('a', start).unwrap();
         leases.lease('b', start).unwrap();
-        assert_eq!(leases.renew('b', start + 9 * SECOND), (vec![], TAKE_BACK_NOTICE));
+        assert_eq!(leases.renew('b', start + 9 * SECOND), []);
         assert_eq!(leases.expire(start + 9 * SECOND, |_| true), []);
         let over = start + LEASE_KEEP_ALIVE;
         assert_eq!(leases.expire(over, |id| *id == 'b'), [], "it is another loop's");
@@ -259,14 +259,20 @@ mod tests {
         leases.take_back(150);
         leases.take_back(200);
         let told = start + 3 * SECOND;
-        assert_eq!(leases.renew('a', told).0, slabs[..2], "two, and from the borrower with the most");
-        assert_eq!(leases.renew('b', told).0, []);
+        let both = [slabs[0], slabs[1]].map(|slab| (slab, TAKE_BACK_NOTICE));
+        assert_eq!(leases.renew('a', told), both, "two, and from the borrower with the most");
+        assert_eq!(leases.renew('b', told), []);
         leases.give_back('a', slabs[0]).unwrap();
         let end = told + TAKE_BACK_NOTICE;
-        assert_eq!(leases.renew('a', told + SECOND), (vec![slabs[1]], Duration::from_secs(4)));
+        leases.take_back(200);
+        let renewed = leases.renew('a', told + SECOND);
+        let second = renewed.iter().find(|(slab, _)| *slab != slabs[1]).map_or(0, |(slab, _)| *slab);
+        assert!(renewed.contains(&(slabs[1], Duration::from_secs(4))), "each has its own time: {renewed:?}");
+        assert!(renewed.contains(&(second, TAKE_BACK_NOTICE)) && renewed.len() == 2, "{renewed:?}");
         assert_eq!(leases.expire(told + 4 * SECOND, |_| true), []);
         assert_eq!(leases.expire(end, |_| true), [('a', slabs[1])]);
         assert_eq!((leases.lent(), leases.ended_early()), (3, (2, 0)));
+        assert_eq!(leases.expire(end + SECOND, |_| true), [('a', second)]);
     }
 
     #[test]
@@ -276,16 +282,16 @@ mod tests {
         assert_eq!(leases.lent(), 8);
         for has in 0..4 {
             assert_eq!(leases.lease('b', now), Err(LendError::AllLent));
-            let taken = leases.renew('a', now).0;
+            let taken = leases.renew('a', now);
             assert_eq!(taken.len(), 1, "one slab for one that was asked for");
-            leases.give_back('a', taken[0]).unwrap();
+            leases.give_back('a', taken[0].0).unwrap();
             assert_eq!(leases.lease('a', now), Err(LendError::AllLent), "it is for the other");
             leases.lease('b', now).unwrap();
             assert_eq!(leases.shares().find(|share| share.id == 'b').map(|share| share.slabs), Some(has + 1));
             now = now + SECOND;
         }
         assert_eq!(leases.lease('b', now), Err(LendError::AllLent));
-        assert_eq!(leases.renew('a', now).0, [], "both have half");
+        assert_eq!(leases.renew('a', now), [], "both have half");
     }
 
     #[test]
@@ -295,10 +301,11 @@ mod tests {
         for _ in 0..10 {
             assert_eq!(leases.lease('b', start), Err(LendError::AllLent));
         }
-        let taken = leases.renew('a', start).0;
+        let taken = leases.renew('a', start);
         assert_eq!(taken.len(), 1, "one for the ten");
         assert_eq!(leases.lease('b', start + SECOND), Err(LendError::AllLent));
-        assert_eq!(leases.renew('a', start + SECOND).0, taken, "it is told of the same one");
+        let again: Vec<_> = leases.renew('a', start + SECOND).iter().map(|(number, _)| *number).collect();
+        assert_eq!(again, [taken[0].0], "it is told of the same one");
     }
 
     #[test]
@@ -308,7 +315,7 @@ mod tests {
         while leases.lease('a', start).is_ok() {}
         leases.take_back(300);
         assert_eq!(leases.lease('b', start), Err(LendError::AllLent));
-        assert_eq!(leases.renew('a', start).0.len(), 3, "it keeps four, which is half");
+        assert_eq!(leases.renew('a', start).len(), 3, "it keeps four, which is half");
     }
 
     #[test]

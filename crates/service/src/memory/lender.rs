@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use byway_fabric::{Descriptor, SessionId, Slab};
 use byway_reactor::Instant;
@@ -16,7 +17,9 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::leases::{Leases, LendingLimits, Share};
 use super::pressure::Guard;
-use super::wire::{Arguments, LeaseResult, LendError, Method, PROTOCOL, RenewResult, StatusResult, VERSIONS};
+use super::wire::{
+    Arguments, LeaseResult, LendError, Method, PROTOCOL, RenewResult, StatusResult, TakenSlab, VERSIONS,
+};
 use crate::host::{At, Service};
 use crate::limits::{BORROWERS_REPORTED_MAX, GUARD_LOOK, LEASE_CALLS_PER_SESSION, SLAB_BYTES};
 
@@ -41,6 +44,8 @@ struct Table {
     guard: Option<Guard>,
     /// When the guard looks next; `None`: it has not looked.
     looks: Option<Instant>,
+    /// Bytes of the leased slabs that borrowers have written to, of each loop.
+    filled: HashMap<u32, u64>,
 }
 
 /// What a node lends, counted now.
@@ -50,6 +55,8 @@ pub struct LendingStatus {
     pub limit_bytes: u64,
     /// Of these, bytes that are leased.
     pub lent_bytes: u64,
+    /// Of these, bytes that take memory: the pages of slabs that were written to.
+    pub filled_bytes: u64,
     /// Sessions that have slabs.
     pub borrowers: u64,
     /// Leases that were refused.
@@ -77,7 +84,9 @@ pub struct BorrowerStatus {
 struct Leased {
     number: u64,
     descriptor: Descriptor,
-    _slab: Slab,
+    slab: Slab,
+    /// Bytes that took memory when they were counted last.
+    filled: u64,
 }
 
 /// See the module.
@@ -97,7 +106,7 @@ impl Lending {
         let slab_bytes = SLAB_BYTES as u64;
         let quota = quota_bytes.map_or(u64::MAX, |bytes| bytes / slab_bytes);
         let leases = Leases::new(LendingLimits { slabs: limit_bytes / slab_bytes, quota, slab_bytes });
-        let table = Mutex::new(Table { leases, names: HashMap::new(), guard, looks: None });
+        let table = Mutex::new(Table { leases, names: HashMap::new(), guard, looks: None, filled: HashMap::new() });
         Self { limit_bytes, table, refused: AtomicU64::new(0), loops: AtomicU32::new(0) }
     }
 
@@ -118,6 +127,7 @@ impl Lending {
         LendingStatus {
             limit_bytes: self.limit_bytes,
             lent_bytes: bytes(table.leases.lent()),
+            filled_bytes: table.filled.values().sum(),
             borrowers,
             refused: self.refused.load(Ordering::Relaxed),
             taken_back_bytes: bytes(taken_back),
@@ -134,7 +144,10 @@ impl Lending {
 
 impl Table {
     fn lease(&mut self, id: BorrowerId, now: Instant) -> Result<u64, LendError> {
-        if self.guard.as_mut().is_some_and(|guard| !guard.allows(SLAB_BYTES as u64)) {
+        // Slabs take memory as they are filled, and are as good as filled once they are leased.
+        let leased = (self.leases.lent() + 1) * SLAB_BYTES as u64;
+        let needed = leased.saturating_sub(self.filled.values().sum());
+        if self.guard.as_mut().is_some_and(|guard| !guard.allows(needed)) {
             return Err(LendError::Guarded);
         }
         self.leases.lease(id, now)
@@ -183,7 +196,7 @@ impl Lender {
         let (slab, descriptor) = made.inspect_err(|_| {
             let _ = self.shared.table().leases.give_back(id, number);
         })?;
-        self.leased.entry(session).or_default().push(Leased { number, descriptor, _slab: slab });
+        self.leased.entry(session).or_default().push(Leased { number, descriptor, slab, filled: 0 });
         self.looks.get_or_insert(now + GUARD_LOOK);
         let mut result = LeaseResult::new_zeroed();
         result.slab.set(number);
@@ -208,6 +221,20 @@ impl Lender {
         Ok(())
     }
 
+    /// Counts how much memory the slabs of this loop take.
+    fn count_filled(&mut self) {
+        for leased in self.leased.values_mut().flatten() {
+            leased.filled = leased.slab.filled_bytes();
+        }
+        self.note_filled();
+    }
+
+    /// Tells the other loops what was counted.
+    fn note_filled(&self) {
+        let filled = self.leased.values().flatten().map(|leased| leased.filled).sum();
+        self.shared.table().filled.insert(self.number, filled);
+    }
+
     /// Closes the windows of a slab whose lease has ended, and drops it.
     fn close(&mut self, at: &mut At<'_>, session: SessionId, number: u64) {
         let Some(leased) = self.leased.get_mut(&session) else { return };
@@ -218,14 +245,19 @@ impl Lender {
         if leased.is_empty() {
             self.leased.remove(&session);
         }
+        self.note_filled();
     }
 
     fn renew(&self, at: &At<'_>, session: SessionId) -> (RenewResult, Vec<u8>) {
-        let (taken, within) = self.shared.table().leases.renew((self.number, session), at.reactor.now());
+        let taken = self.shared.table().leases.renew((self.number, session), at.reactor.now());
         let mut result = RenewResult::new_zeroed();
         result.taken.set(taken.len() as u32);
-        result.within_ms.set(within.as_millis() as u32);
-        (result, taken.iter().flat_map(|number| number.to_le_bytes()).collect())
+        let entry = |(slab, within): (u64, Duration)| {
+            let within_ms = U32::new(within.as_millis() as u32);
+            TakenSlab { slab: U64::new(slab), within_ms, reserved: [0; 4] }
+        };
+        let entries: Vec<TakenSlab> = taken.into_iter().map(entry).collect();
+        (result, entries.as_bytes().to_vec())
     }
 
     fn status(&self) -> StatusResult {
@@ -282,6 +314,7 @@ impl Service for Lender {
         for one in self.leased.remove(&session).unwrap_or_default() {
             at.fabric.close_slab(at.reactor, session, &one.descriptor);
         }
+        self.note_filled();
     }
 
     fn turn(&mut self, at: &mut At<'_>) {
@@ -290,6 +323,7 @@ impl Service for Lender {
             return;
         }
         self.looks = Some(now + GUARD_LOOK);
+        self.count_filled();
         let mut table = self.shared.table();
         table.look(now);
         let ended = table.leases.expire(now, |(number, _)| *number == self.number);
@@ -303,6 +337,7 @@ impl Service for Lender {
 
 #[cfg(test)]
 mod tests {
+    use super::super::pressure::Reading;
     use super::*;
 
     const LOOP: BorrowerId = (0, SessionId::new(1, 1));
@@ -324,5 +359,18 @@ mod tests {
         assert_eq!(all.table().lease(LOOP, now), Err(LendError::Guarded));
         let none = Lending::new(u64::MAX, None, Some(Guard::new(0).unwrap()));
         assert_eq!(none.table().lease(LOOP, now), Ok(1));
+    }
+
+    #[test]
+    fn a_slab_that_is_leased_and_not_filled_counts_against_what_is_available() {
+        let (now, slab) = (Instant::from_nanos(1), SLAB_BYTES as u64);
+        let reading = Reading { available_bytes: 5 * slab, stalled_percent: 0.0 };
+        let guard = Guard::with_readings(3 * slab, move || Some(reading));
+        let lending = Lending::new(u64::MAX, None, Some(guard));
+        let mut table = lending.table();
+        assert_eq!((table.lease(LOOP, now), table.lease(LOOP, now)), (Ok(1), Ok(2)));
+        assert_eq!(table.lease(LOOP, now), Err(LendError::Guarded), "two are to be filled yet");
+        table.filled.insert(0, slab);
+        assert_eq!(table.lease(LOOP, now), Ok(3), "the memory of one is not among what is available any more");
     }
 }

@@ -255,6 +255,16 @@ impl Pager {
         self.actions.push_back(Action::Fill(at, Contents::Frame(frame)));
     }
 
+    /// A get takes long, and another copy of its page can be had: the page is got into another frame. The first get may write
+    /// to its own frame as long as it has not ended.
+    pub fn get_again(&mut self, frame: u32) {
+        let Frame::Fetching(Some(at), place) = self.frames.get(frame) else { return };
+        let Some(other) = self.take_frame(0) else { return };
+        self.frames.set(frame, Frame::Fetching(None, place));
+        self.places.refer(place);
+        self.get(at, other, place);
+    }
+
     /// A get has ended: the frame has the page, or it cannot be had.
     pub fn got(&mut self, frame: u32, well: bool) {
         let Frame::Fetching(page, place) = self.frames.get(frame) else { return };

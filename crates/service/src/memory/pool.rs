@@ -11,6 +11,9 @@
 //! - A lender that is silent for [`LENDER_SILENCE_MAX`], or whose session ends, is given up: its *view* number increases,
 //!   and every operation of an older view counts as failed, whatever it returns later. The next session with that lender
 //!   begins without slabs.
+//! - A lender that leaves an operation unanswered for [`LENDER_SLOW`] is used only for pages without another copy, and
+//!   gets from it are repeated at another copy.
+//! - A slab that a lender takes back is used until [`TAKE_BACK_MARGIN`] before it closes.
 //! - A slab that has too few copies takes no new pages, and is copied to another lender in the background,
 //!   [`POOL_COPIES_MAX`] pages at a time. The same copying empties a slab that its lender takes back.
 //! - A page that no copy holds is reported as lost. No other bytes are ever returned for it.
@@ -19,6 +22,7 @@ mod action;
 mod leasing;
 mod repair;
 mod slab;
+mod slow;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -30,9 +34,9 @@ use self::leasing::{Leasing, Lender};
 use self::repair::Repair;
 use self::slab::{Slab, Source};
 use super::pager::{Place, PutEnd};
-#[cfg(doc)]
-use crate::limits::LENDER_SILENCE_MAX;
 use crate::limits::POOL_COPIES_MAX;
+#[cfg(doc)]
+use crate::limits::{LENDER_SILENCE_MAX, LENDER_SLOW, TAKE_BACK_MARGIN};
 
 /// An operation that is under way.
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +44,8 @@ struct Op {
     kind: OpKind,
     /// The lender, and its view when the operation began; `None`: the file.
     lender: Option<(usize, u32)>,
+    /// The slab that it reads or writes.
+    lease: Option<Lease>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +90,12 @@ pub struct Pool {
     damaged: BTreeSet<u32>,
     /// Slabs with too few copies.
     short: BTreeSet<u32>,
+    /// Slabs that lenders take back, until when they are used.
+    leaving: HashMap<Lease, (u32, Instant)>,
+    /// Slabs that are not used any more, and are given back when what is under way there has ended.
+    returning: BTreeSet<Lease>,
+    /// When each operation is slow if it has not ended, in order; and operations that have ended.
+    slow_at: VecDeque<(Instant, OpId)>,
     /// Slabs are short or damaged, and the log has said why.
     is_mending: bool,
     /// The first frame of the pool's own, one for each copy under way.
@@ -111,6 +123,9 @@ impl Pool {
             repairs: (0..POOL_COPIES_MAX).map(|_| None).collect(),
             damaged: BTreeSet::new(),
             short: BTreeSet::new(),
+            leaving: HashMap::new(),
+            returning: BTreeSet::new(),
+            slow_at: VecDeque::new(),
             is_mending: false,
             first_frame,
             actions: VecDeque::new(),
@@ -152,17 +167,17 @@ impl Pool {
     }
 
     /// Puts a frame, whose bytes have that checksum, to a place. No other put to that place is under way.
-    pub fn put(&mut self, frame: u32, place: Place, sum: u32) {
+    pub fn put(&mut self, frame: u32, place: Place, sum: u32, now: Instant) {
         let is_copied = self.repairs.iter().flatten().any(|repair| repair.place == place);
         if is_copied && !seeded::is(Bug::PoolPutDuringCopy) {
             // A copy that ends after the put would bring the old version back.
             self.deferred.insert(place, (frame, sum));
         } else {
-            self.begin_put(frame, place, sum);
+            self.begin_put(frame, place, sum, now);
         }
     }
 
-    fn begin_put(&mut self, frame: u32, place: Place, sum: u32) {
+    fn begin_put(&mut self, frame: u32, place: Place, sum: u32, now: Instant) {
         let slab = &mut self.slabs[place.slab() as usize];
         slab.write(place.index(), sum);
         let mut leases: Vec<Lease> = slab.copies.iter().map(|copy| copy.lease).collect();
@@ -172,7 +187,8 @@ impl Pool {
         }
         self.puts.insert(place, Put { frame, left: leases.len() + usize::from(self.class == Class::Disk) });
         for lease in &leases {
-            let op = self.begin(OpKind::Put(place, Some(*lease)), Some(lease.lender));
+            let op = self.begin_at(OpKind::Put(place, Some(*lease)), Some(*lease));
+            self.expect_end(op, now);
             self.actions.push_back(Action::Put(op, frame, *lease, place.index()));
         }
         if self.class == Class::Disk {
@@ -216,9 +232,10 @@ impl Pool {
     }
 
     /// Gets a place into a frame. No put to that place is under way.
-    pub fn get(&mut self, frame: u32, place: Place) {
-        if let Some(source) = self.slabs[place.slab() as usize].source(place.index()) {
-            let op = self.begin(OpKind::Get(frame, place, source), lender_of(source));
+    pub fn get(&mut self, frame: u32, place: Place, now: Instant) {
+        if let Some(source) = self.source(place) {
+            let op = self.begin_at(OpKind::Get(frame, place, source), lease_at(source));
+            self.expect_end(op, now);
             self.actions.push_back(get_action(op, frame, place, source));
         } else {
             self.counters.lost += 1;
@@ -228,7 +245,10 @@ impl Pool {
 
     /// A put, get, write or read has ended. Of a get or read it brings the checksum of the bytes in the frame.
     pub fn ended(&mut self, op: OpId, result: Result<u32, Failure>, now: Instant) {
-        let Some(Op { kind, lender }) = self.ops.remove(&op) else { return };
+        let Some(Op { kind, lender, lease }) = self.ops.remove(&op) else { return };
+        if let Some(lease) = lease.filter(|lease| self.returning.remove(lease)) {
+            self.give_back(lease);
+        }
         let result = match lender {
             // The lender was given up meanwhile.
             Some((lender, view)) if self.lenders[lender].view != view => Err(Failure::Gone),
@@ -236,7 +256,11 @@ impl Pool {
                 self.give_up(lender, false, now);
                 result
             }
-            _ => result,
+            Some((lender, _)) => {
+                self.lenders[lender].is_slow &= result.is_err();
+                result
+            }
+            None => result,
         };
         match kind {
             OpKind::Put(place, lease) => self.put_part_ended(place, lease, result.is_err()),
@@ -247,11 +271,11 @@ impl Pool {
                     self.told.push_back(Told::Got(frame, false));
                 } else {
                     self.counters.failed_over += 1;
-                    self.get(frame, place);
+                    self.get(frame, place, now);
                 }
             }
-            OpKind::CopyGet(slot, source) => self.copy_got(slot, source, result),
-            OpKind::CopyPut(slot) => self.copy_put(slot, result.is_err()),
+            OpKind::CopyGet(slot, source) => self.copy_got(slot, source, result, now),
+            OpKind::CopyPut(slot) => self.copy_put(slot, result.is_err(), now),
             OpKind::Connect | OpKind::Renew | OpKind::Lease => {}
         }
         self.pump(now);
@@ -289,9 +313,22 @@ impl Pool {
         let before = slab.copies.len();
         slab.copies.retain(|copy| copy.lease != lease);
         if slab.copies.len() < before {
-            self.actions.push_back(Action::Return(lease));
+            self.give_back(lease);
             self.weigh(number);
         }
+    }
+
+    /// Gives a slab back, once nothing is under way there: over RDMA a session ends when its peer closes a window that is in use.
+    fn give_back(&mut self, lease: Lease) {
+        if self.ops.values().any(|op| op.lease == Some(lease)) {
+            self.returning.insert(lease);
+        } else {
+            self.actions.push_back(Action::Return(lease));
+        }
+    }
+
+    fn source(&self, place: Place) -> Option<Source> {
+        self.slabs[place.slab() as usize].source(place.index(), |lender| self.lenders[lender].is_slow)
     }
 
     /// Notes whether a slab has copies enough, and tells the pager whether it takes new pages, or is lost.
@@ -320,6 +357,8 @@ impl Pool {
     /// Does what can be done now, as time passes: to be called when [`Pool::next_tick`] has come.
     pub fn tick(&mut self, now: Instant) {
         self.watch_lenders(now);
+        self.watch_slow(now);
+        self.watch_leaving(now);
         self.leasing.is_due = true;
         self.pump(now);
     }
@@ -333,18 +372,28 @@ impl Pool {
         }
     }
 
+    /// Begins an operation that reads or writes a slab; without one, the file.
+    fn begin_at(&mut self, kind: OpKind, lease: Option<Lease>) -> OpId {
+        let op = self.begin(kind, lease.map(|lease| lease.lender));
+        if let Some(op) = self.ops.get_mut(&op) {
+            op.lease = lease;
+        }
+        op
+    }
+
     fn begin(&mut self, kind: OpKind, lender: Option<usize>) -> OpId {
         let op = OpId(self.next_op);
         self.next_op = self.next_op.wrapping_add(1);
         let lender = lender.map(|lender| (lender, self.lenders[lender].view));
-        self.ops.insert(op, Op { kind, lender });
+        self.ops.insert(op, Op { kind, lender, lease: None });
         op
     }
 }
 
-fn lender_of(source: Source) -> Option<usize> {
+/// Where a lender has it; `None`: in the file.
+fn lease_at(source: Source) -> Option<Lease> {
     match source {
-        Source::Lease(lease) => Some(lease.lender),
+        Source::Lease(lease) => Some(lease),
         Source::File => None,
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
+use std::time::Duration;
 
 use byway_fabric::node::{
     Address, Completed, Descriptor, Group, Memory, Node, Op, OpError, Outcome, Segment, Session, SubmitError,
@@ -9,12 +10,12 @@ use byway_fabric::node::{
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 use byway_rpc::node::{Call, Reply, Rpc};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::borrower::{BorrowError, Borrower, LeasedSlab};
 use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
 use super::pool::{Action, Class, Failure, Lease, Note, OpId, Pool, PoolCounters, Told};
-use super::wire::{Arguments, LendError, Method, PROTOCOL};
+use super::wire::{Arguments, LendError, Method, PROTOCOL, TakenSlab};
 use crate::limits::{LENDER_SILENCE_MAX, POOL_COPIES_MAX, SLABS_PER_SESSION_MAX};
 
 /// Operations under way at most: each has a frame.
@@ -151,6 +152,11 @@ impl PoolClient {
         self.pool.counters()
     }
 
+    /// See [`Pool::is_slow`].
+    pub fn is_slow(&self) -> bool {
+        self.pool.is_slow()
+    }
+
     /// See [`Pool::is_settled`].
     pub fn is_settled(&self) -> bool {
         self.pool.is_settled()
@@ -193,13 +199,13 @@ impl PoolClient {
     /// See [`Pool::put`]. It begins with the next [`PoolClient::flush`]. The frame's bytes stay as they are until the put has ended.
     pub fn put(&mut self, frame: u32, place: Place) {
         let sum = crc32c::crc32c(&self.read_frame(frame));
-        self.pool.put(frame, place, sum);
+        self.pool.put(frame, place, sum, self.rpc.node().now());
         self.act();
     }
 
     /// See [`Pool::get`]. It begins with the next [`PoolClient::flush`].
     pub fn get(&mut self, frame: u32, place: Place) {
-        self.pool.get(frame, place);
+        self.pool.get(frame, place, self.rpc.node().now());
         self.act();
     }
 
@@ -265,8 +271,7 @@ impl PoolClient {
                 }
             }
             Kind::Renew => {
-                let taken =
-                    result.map(|outcome| Reply::of(outcome).map_or_else(|_| Vec::new(), |reply| numbers(&reply)));
+                let taken = result.map(|outcome| Reply::of(outcome).map_or_else(|_| Vec::new(), |reply| taken(&reply)));
                 self.pool.renewed(op, taken, now);
             }
             Kind::Lease(lender) => {
@@ -535,8 +540,9 @@ fn failure(error: SubmitError) -> Failure {
     }
 }
 
-/// The slabs that a reply to `Renew` names.
-fn numbers(reply: &Reply) -> Vec<u64> {
-    let numbers = reply.payload.as_chunks::<8>().0.iter().take(SLABS_PER_SESSION_MAX);
-    numbers.map(|bytes| u64::from_le_bytes(*bytes)).collect()
+/// The slabs that a reply to `Renew` names, and how long each stays open.
+fn taken(reply: &Reply) -> Vec<(u64, Duration)> {
+    let slabs = reply.payload.chunks_exact(size_of::<TakenSlab>()).take(SLABS_PER_SESSION_MAX);
+    let slabs = slabs.filter_map(|bytes| TakenSlab::read_from_bytes(bytes).ok());
+    slabs.map(|taken| (taken.slab.get(), Duration::from_millis(taken.within_ms.get().into()))).collect()
 }

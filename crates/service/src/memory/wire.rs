@@ -16,7 +16,7 @@ pub enum Method {
     Return = 2,
     /// How much is lent: [`StatusResult`].
     Status = 3,
-    /// Keep the session's leases: [`RenewResult`], and as its payload the slabs that are taken back (8 bytes each).
+    /// Keep the session's leases: [`RenewResult`], and as its payload a [`TakenSlab`] for each slab that is taken back.
     Renew = 4,
 }
 
@@ -77,11 +77,23 @@ pub struct StatusResult {
 pub struct RenewResult {
     /// Slabs that the lender takes back.
     pub taken: U32,
-    /// Until the first of them closes, in milliseconds.
+    /// Zero.
+    pub reserved: [u8; 60],
+}
+
+/// A slab that the lender takes back, in the payload of `Renew`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct TakenSlab {
+    /// The slab, as `Lease` named it.
+    pub slab: U64,
+    /// Until it closes, in milliseconds.
     pub within_ms: U32,
     /// Zero.
-    pub reserved: [u8; 56],
+    pub reserved: [u8; 4],
 }
+
+const _: () = assert!(size_of::<TakenSlab>() == 16);
 
 const _: () = assert!(size_of::<RenewResult>() == 64);
 const _: () =
@@ -169,8 +181,11 @@ mod tests {
 
     #[test]
     fn a_renewals_result_has_these_bytes() {
-        let renewed = RenewResult { taken: U32::new(0x0403_0201), within_ms: U32::new(0x0807_0605), reserved: [0; 56] };
-        assert_eq!(renewed.as_bytes(), (1..=8).chain([0; 56]).collect::<Vec<u8>>());
+        let renewed = RenewResult { taken: U32::new(0x0403_0201), reserved: [0; 60] };
+        assert_eq!(renewed.as_bytes(), (1..=4).chain([0; 60]).collect::<Vec<u8>>());
+        let slab = U64::new(0x0807_0605_0403_0201);
+        let taken = TakenSlab { slab, within_ms: U32::new(0x0c0b_0a09), reserved: [0; 4] };
+        assert_eq!(taken.as_bytes(), (1..=12).chain([0; 4]).collect::<Vec<u8>>());
     }
 
     #[test]

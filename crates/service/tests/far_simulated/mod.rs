@@ -6,7 +6,7 @@
 //! - a page that comes has the version that was written last: no older one, no zeroes, no other page's bytes;
 //! - a frame that has the only bytes of a page is not used for another;
 //! - a page is lost only where its class and what has happened allow it, and then by name;
-//! - a page comes, or is lost, within 30 s; once the faults have stopped every slab has all of its copies again;
+//! - a page comes, or is lost, within 30 s, and within 3 s where another copy of each page is there; once the faults have stopped every slab has all of its copies again;
 //! - no page is taken for changed that nothing has changed;
 //! - a borrower that stands still loses its slabs within the keep-alive time.
 
@@ -146,6 +146,7 @@ impl Simulation {
         let borrower = Borrower::start(&world, story.class(), LENDERS, places, seed);
         let mut run = Self { borrower, lenders, world, story, chance, report: Report::default() };
         run.borrower.may_lose = story.may_lose();
+        run.borrower.has_other_copies = matches!(story, Story::MirrorOneAtATime | Story::DiskAnything);
         for lender in 0..LENDERS {
             if run.chance.one_in(3) {
                 run.slow_down(lender);

@@ -126,7 +126,9 @@ impl Pager {
                     None => return self.frames.share(frame),
                 },
                 Entry::Far(place) => place,
-                _ => return,
+                // Moves end before a fork is told, unless the parent's helper ended in the middle of one.
+                Entry::Moving(_) => return *entry = Entry::Lost,
+                Entry::None | Entry::Local | Entry::Lost => return,
             };
             self.places.refer(place);
             *entry = Entry::Far(place);

@@ -542,3 +542,39 @@ fn a_page_that_is_used_again_and_again_stays_longer_than_those_that_are_used_onc
     // Without a second chance it goes with each 870 pages that come.
     assert!(bounces * 1500 < arrivals, "{bounces} times for {arrivals} pages that came");
 }
+
+#[test]
+fn a_child_that_is_forked_in_the_middle_of_a_move_is_told_that_the_page_is_lost() {
+    let mut pager = Pager::new(FRAMES, 0);
+    let [parents, childs] = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
+    pager.add_space(parents.space, true);
+    pager.add_slab(PLACES_PER_SLAB);
+    pager.add_pages(parents.space, 7..8, std::slice::from_ref(&(7..8)));
+    assert_eq!(pager.next_action(), Some(Action::MoveOut(parents, 0)));
+    pager.forked(parents.space, childs.space);
+    pager.fault(childs);
+    assert_eq!(pager.next_action(), Some(Action::Poison(childs)), "its helper ended, so the move never does");
+}
+
+#[test]
+fn a_page_that_takes_long_is_got_again_into_another_frame_and_the_first_one_waits_for_its_get() {
+    let (mut pager, space) = a_pager_with(1000, 2000);
+    settle(&mut pager);
+    let at = PageId { space, page: 0 };
+    pager.fault(at);
+    let Some(Action::Get(slow, place)) = pager.next_action() else { panic!("a get") };
+    pager.get_again(slow);
+    let gets: Vec<_> = std::iter::from_fn(|| pager.next_action()).collect();
+    let again = gets.iter().find_map(|action| match action {
+        Action::Get(frame, other) if *other == place => Some(*frame),
+        _ => None,
+    });
+    let again = again.unwrap();
+    assert_ne!(again, slow);
+    pager.got(again, true);
+    assert!(matches!(pager.next_action(), Some(Action::Fill(page, _)) if page == at));
+    assert!(pager.places.references(place) > 1, "the place is no other page's before the first get has ended");
+    pager.filled(at, Contents::Frame(again), FillOutcome::Done(1));
+    pager.got(slow, true);
+    assert_eq!((pager.frames.get(slow), pager.places.references(place)), (Frame::Free, 0));
+}

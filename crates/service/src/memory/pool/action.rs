@@ -85,6 +85,8 @@ pub enum Told {
     Rests(u32, bool),
     /// No copy of a slab is left: the pages that lie only there are lost.
     Lost(u32),
+    /// The get into that frame takes long, and another copy of the page can be had: [`Pager::get_again`](crate::memory::pager::Pager::get_again).
+    Slow(u32),
 }
 
 /// What the log is to say.
@@ -114,7 +116,7 @@ pub enum Note {
 /// What a pool has done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolCounters {
-    /// Pages got from another copy than the first that was tried.
+    /// Gets that failed, and were repeated at another copy.
     pub failed_over: u64,
     /// Pages whose checksum was wrong.
     pub corrupt: u64,

@@ -1,12 +1,14 @@
 //! The lenders: which can be used, which slab is to be leased where, and when one is given up.
 
+use std::time::Duration;
+
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
 use super::action::{Action, Failure, Lease, Note, OpId, Told};
 use super::slab::Slab;
 use super::{OpKind, Pool};
-use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, RENEW_EVERY};
+use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, RENEW_EVERY, TAKE_BACK_MARGIN};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
@@ -27,6 +29,8 @@ pub(super) struct Lender {
     renewing: Result<Instant, Instant>,
     /// It had no slab: it is asked again then.
     refused_until: Option<Instant>,
+    /// It has left an operation unanswered for [`LENDER_SLOW`](crate::limits::LENDER_SLOW), and answered none since.
+    pub(super) is_slow: bool,
 }
 
 /// Slabs that are wanted. One lease is under way at a time.
@@ -36,7 +40,7 @@ pub(super) struct Leasing {
     wanted: bool,
     /// Copies of that slab that are leased.
     got: Vec<Lease>,
-    asked: Option<Purpose>,
+    asked: Option<(OpId, Purpose)>,
     /// A lease may be asked for that could not be before.
     pub(super) is_due: bool,
 }
@@ -51,7 +55,7 @@ enum Purpose {
 impl Lender {
     pub(super) fn new(is_up: bool, now: Instant) -> Self {
         let state = if is_up { State::Up } else { State::Down(now) };
-        Self { view: 0, state, renewing: Err(now + RENEW_EVERY), refused_until: None }
+        Self { view: 0, state, renewing: Err(now + RENEW_EVERY), refused_until: None, is_slow: false }
     }
 
     fn next_look(&self) -> Option<Instant> {
@@ -74,7 +78,8 @@ impl Pool {
     /// When [`Pool::tick`] has something to do at the latest.
     pub fn next_tick(&self) -> Option<Instant> {
         let pauses = self.lenders.iter().filter_map(|lender| lender.refused_until);
-        self.lenders.iter().filter_map(Lender::next_look).chain(pauses).min()
+        let ends = self.leaving.values().map(|(_, until)| *until);
+        self.lenders.iter().filter_map(Lender::next_look).chain(pauses).chain(ends).chain(self.next_slow()).min()
     }
 
     pub(super) fn watch_lenders(&mut self, now: Instant) {
@@ -107,10 +112,13 @@ impl Pool {
             return;
         }
         lender.view += 1;
+        lender.is_slow = false;
         lender.state = State::Down(now + LENDER_PAUSE);
         self.counters.given_up += 1;
         self.actions.push_back(Action::Close(index));
         self.leasing.got.retain(|lease| lease.lender != index);
+        self.leaving.retain(|lease, _| lease.lender != index);
+        self.returning.retain(|lease| lease.lender != index);
         let mut slabs = 0;
         for number in 0..self.slabs.len() as u32 {
             let slab = &mut self.slabs[number as usize];
@@ -143,8 +151,8 @@ impl Pool {
         self.pump(now);
     }
 
-    /// A lender has answered a renewal: which slabs it takes back.
-    pub fn renewed(&mut self, op: OpId, result: Result<Vec<u64>, Failure>, now: Instant) {
+    /// A lender has answered a renewal: which slabs it takes back, and how long after its answer each closes.
+    pub fn renewed(&mut self, op: OpId, result: Result<Vec<(u64, Duration)>, Failure>, now: Instant) {
         let Some((index, view)) = self.ops.remove(&op).and_then(|op| op.lender) else { return };
         if self.lenders[index].view != view {
             return;
@@ -153,14 +161,19 @@ impl Pool {
         if seeded::is(Bug::PoolTakeBackIgnored) {
             taken.clear();
         }
+        // The lender's answer came after the question: so the slab closes later than this reckons.
+        let asked = self.lenders[index].renewing.unwrap_or(now);
         self.lenders[index].renewing = Err(now + RENEW_EVERY);
+        self.lenders[index].is_slow = false;
         let mut moved = 0;
         for number in 0..self.slabs.len() as u32 {
             let slab = &mut self.slabs[number as usize];
             let mut is_taken = false;
-            for copy in &mut slab.copies {
-                if !copy.leaves && copy.lease.lender == index && taken.contains(&copy.lease.number) {
+            for copy in slab.copies.iter_mut().filter(|copy| !copy.leaves && copy.lease.lender == index) {
+                if let Some((_, within)) = taken.iter().find(|(number, _)| *number == copy.lease.number) {
                     (copy.leaves, is_taken) = (true, true);
+                    let until = asked + within.saturating_sub(TAKE_BACK_MARGIN);
+                    self.leaving.insert(copy.lease, (number, until));
                 }
             }
             if is_taken {
@@ -183,16 +196,34 @@ impl Pool {
     /// A slab was leased, or not.
     pub fn leased(&mut self, op: OpId, result: Result<u64, Failure>, now: Instant) {
         let Some((index, view)) = self.ops.remove(&op).and_then(|op| op.lender) else { return };
-        let purpose = self.leasing.asked.take();
+        let purpose = self.leasing.asked.take_if(|(asked, _)| *asked == op).map(|(_, purpose)| purpose);
         let is_old = self.lenders[index].view != view;
         match (result, purpose) {
             (Ok(_), _) if is_old => {}
             (Ok(number), Some(purpose)) => self.use_lease(Lease { lender: index, number }, purpose),
+            (Ok(number), None) => self.use_late_lease(Lease { lender: index, number }),
             (Err(Failure::Gone), _) if !is_old => self.give_up(index, false, now),
             _ => self.lenders[index].refused_until = Some(now + LENDER_PAUSE),
         }
         self.leasing.is_due = true;
         self.pump(now);
+    }
+
+    /// A lease that took long, in whose place another was asked for: it is used if a slab is wanted still.
+    fn use_late_lease(&mut self, lease: Lease) {
+        let is_of_use = self.leasing.wanted && self.leasing.got.iter().all(|got| got.lender != lease.lender);
+        if is_of_use && self.leasing.asked.is_none() {
+            self.use_lease(lease, Purpose::New);
+        } else {
+            self.actions.push_back(Action::Return(lease));
+        }
+    }
+
+    /// A lender leaves a lease unanswered: the slab may be had of another.
+    pub(super) fn ask_another(&mut self, op: OpId) {
+        if self.leasing.asked.take_if(|(asked, _)| *asked == op).is_some() {
+            self.leasing.is_due = true;
+        }
     }
 
     fn use_lease(&mut self, lease: Lease, purpose: Purpose) {
@@ -227,7 +258,7 @@ impl Pool {
         }
         let replaced = self.short.iter().find_map(|number| Some((*number, self.choose_for(*number, now)?)));
         if let Some((number, lender)) = replaced {
-            return self.ask_lease(lender, Purpose::Replace(number));
+            return self.ask_lease(lender, Purpose::Replace(number), now);
         }
         if !self.leasing.wanted {
             return;
@@ -237,7 +268,7 @@ impl Pool {
             holders.clear();
         }
         if let Some(lender) = self.choose(&holders, now) {
-            return self.ask_lease(lender, Purpose::New);
+            return self.ask_lease(lender, Purpose::New, now);
         }
         self.leasing.wanted = false;
         let got = std::mem::take(&mut self.leasing.got);
@@ -245,9 +276,10 @@ impl Pool {
         self.told.push_back(Told::NoSlab);
     }
 
-    fn ask_lease(&mut self, lender: usize, purpose: Purpose) {
-        self.leasing.asked = Some(purpose);
+    fn ask_lease(&mut self, lender: usize, purpose: Purpose, now: Instant) {
         let op = self.begin(OpKind::Lease, Some(lender));
+        self.leasing.asked = Some((op, purpose));
+        self.expect_end(op, now);
         self.actions.push_back(Action::Lease(op, lender));
     }
 
@@ -265,6 +297,7 @@ impl Pool {
         let can = |index: &usize| {
             let lender = &self.lenders[*index];
             lender.state == State::Up
+                && !lender.is_slow
                 && lender.refused_until.is_none_or(|until| until <= now)
                 && !without.contains(index)
         };

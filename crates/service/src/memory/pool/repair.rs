@@ -1,10 +1,11 @@
 //! Pages copied to lenders that miss them, in the background.
 
+use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
 use super::action::{Action, Failure, Lease};
 use super::slab::Source;
-use super::{OpKind, Pool, get_action, lender_of};
+use super::{OpKind, Pool, get_action, lease_at};
 use crate::memory::pager::Place;
 
 /// A page on its way from one copy of its slab to another.
@@ -20,7 +21,7 @@ impl Pool {
         while let Some(slot) = self.repairs.iter().position(Option::is_none) {
             let Some((place, to, source)) = self.next_repair() else { break };
             self.repairs[slot] = Some(Repair { place, to });
-            let op = self.begin(OpKind::CopyGet(slot as u32, source), lender_of(source));
+            let op = self.begin_at(OpKind::CopyGet(slot as u32, source), lease_at(source));
             let frame = self.first_frame + slot as u32;
             self.actions.push_back(get_action(op, frame, place, source));
         }
@@ -57,7 +58,7 @@ impl Pool {
                 if self.puts.contains_key(&place) || is_copied(place) {
                     continue;
                 }
-                match slab.source(page) {
+                match self.source(place) {
                     Some(source) => return Some((place, copy.lease, source)),
                     None => gone.push(page),
                 }
@@ -66,19 +67,19 @@ impl Pool {
         None
     }
 
-    pub(super) fn copy_got(&mut self, slot: u32, source: Source, result: Result<u32, Failure>) {
+    pub(super) fn copy_got(&mut self, slot: u32, source: Source, result: Result<u32, Failure>, now: Instant) {
         let Some(Repair { place, to }) = self.repairs[slot as usize] else { return };
         let is_good = self.check(place, source, result);
         let is_there = self.slabs[place.slab() as usize].copy_mut(to).is_some();
         if !is_good || !is_there {
-            return self.end_repair(slot, place);
+            return self.end_repair(slot, place, now);
         }
-        let op = self.begin(OpKind::CopyPut(slot), Some(to.lender));
+        let op = self.begin_at(OpKind::CopyPut(slot), Some(to));
         let page = if seeded::is(Bug::PoolCopyAtWrongPage) { place.index() ^ 1 } else { place.index() };
         self.actions.push_back(Action::Put(op, self.first_frame + slot, to, page));
     }
 
-    pub(super) fn copy_put(&mut self, slot: u32, failed: bool) {
+    pub(super) fn copy_put(&mut self, slot: u32, failed: bool, now: Instant) {
         let Some(Repair { place, to }) = self.repairs[slot as usize] else { return };
         if failed {
             self.drop_copy(place.slab(), to);
@@ -86,14 +87,14 @@ impl Pool {
             copy.missing.set(place.index(), false);
             self.counters.copied += 1;
         }
-        self.end_repair(slot, place);
+        self.end_repair(slot, place, now);
     }
 
-    fn end_repair(&mut self, slot: u32, place: Place) {
+    fn end_repair(&mut self, slot: u32, place: Place, now: Instant) {
         self.repairs[slot as usize] = None;
         let deferred = self.deferred.remove(&place).filter(|_| !seeded::is(Bug::PoolDeferredPutDropped));
         if let Some((frame, sum)) = deferred {
-            self.begin_put(frame, place, sum);
+            self.begin_put(frame, place, sum, now);
         }
     }
 
@@ -103,10 +104,10 @@ impl Pool {
         if slab.lasting() < self.class.lenders() && !seeded::is(Bug::PoolReturnedBeforeMoved) {
             return;
         }
-        let before = slab.copies.len();
-        for copy in slab.copies.extract_if(.., |copy| copy.leaves) {
-            self.actions.push_back(Action::Return(copy.lease));
+        let left: Vec<Lease> = slab.copies.extract_if(.., |copy| copy.leaves).map(|copy| copy.lease).collect();
+        self.counters.moved += left.len() as u64;
+        for lease in left {
+            self.give_back(lease);
         }
-        self.counters.moved += (before - slab.copies.len()) as u64;
     }
 }

@@ -122,15 +122,17 @@ impl Slab {
         self.copies.iter().filter(|copy| !copy.leaves).count()
     }
 
-    /// Where a page can be got. Pages are spread over the copies by their number.
-    pub(super) fn source(&self, page: u32) -> Option<Source> {
+    /// Where a page can be got: at a lender that is slow only where no other has it, nor the file. Pages are spread over the copies by their number.
+    pub(super) fn source(&self, page: u32, is_slow: impl Fn(usize) -> bool) -> Option<Source> {
         if !self.written.has(page) || self.gone.has(page) {
             return None;
         }
         let count = self.copies.len();
         let turned = (0..count).map(|at| &self.copies[(at + page as usize) % count]);
-        let lease = turned.filter(|copy| !copy.missing.has(page)).map(|copy| copy.lease).next();
-        lease.map(Source::Lease).or_else(|| self.in_file.has(page).then_some(Source::File))
+        let mut holders = turned.filter(|copy| !copy.missing.has(page)).map(|copy| copy.lease);
+        let first = holders.clone().next().map(Source::Lease);
+        let quick = holders.find(|lease| !is_slow(lease.lender)).map(Source::Lease);
+        quick.or_else(|| self.in_file.has(page).then_some(Source::File)).or(first)
     }
 
     /// Adds an empty copy: every page that was written is missing there.

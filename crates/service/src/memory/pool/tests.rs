@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::*;
-use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, RENEW_EVERY};
+use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, LENDER_SLOW, RENEW_EVERY, TAKE_BACK_MARGIN, TAKE_BACK_NOTICE};
 
 const PLACES: u32 = 8;
 const FRAMES: u32 = 100;
@@ -47,7 +47,7 @@ impl Rig {
 
     /// A put that all copies take.
     fn put(&mut self, frame: u32, page: u32, sum: u32) {
-        self.pool.put(frame, Place::new(0, page), sum);
+        self.pool.put(frame, Place::new(0, page), sum, self.now);
         for action in self.actions() {
             let Action::Put(op, ..) = action else { panic!("{action:?}") };
             self.pool.ended(op, Ok(0), self.now);
@@ -59,7 +59,7 @@ impl Rig {
 #[test]
 fn a_mirrored_put_ends_when_both_lenders_have_it() {
     let mut rig = Rig::new(Class::Mirror, 3);
-    rig.pool.put(5, Place::new(0, 3), 77);
+    rig.pool.put(5, Place::new(0, 3), 77, rig.now);
     let [Action::Put(first, 5, here, 3), Action::Put(second, 5, there, 3)] = rig.actions()[..] else { panic!() };
     assert_ne!(here.lender, there.lender);
     rig.pool.ended(first, Ok(0), rig.now);
@@ -72,7 +72,7 @@ fn a_mirrored_put_ends_when_both_lenders_have_it() {
 fn a_put_that_one_lender_of_two_has_goes_elsewhere_and_the_slab_rests_until_it_is_copied() {
     let mut rig = Rig::new(Class::Mirror, 3);
     rig.put(1, 0, 10);
-    rig.pool.put(2, Place::new(0, 1), 11);
+    rig.pool.put(2, Place::new(0, 1), 11, rig.now);
     let [Action::Put(first, ..), Action::Put(second, ..)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(first, Ok(0), rig.now);
     rig.pool.ended(second, Err(Failure::Gone), rig.now);
@@ -98,7 +98,7 @@ fn a_put_that_one_lender_of_two_has_goes_elsewhere_and_the_slab_rests_until_it_i
 fn a_page_with_other_bytes_comes_from_the_other_lender_and_is_written_again() {
     let mut rig = Rig::new(Class::Mirror, 2);
     rig.put(1, 0, 10);
-    rig.pool.get(3, Place::new(0, 0));
+    rig.pool.get(3, Place::new(0, 0), rig.now);
     let [Action::Get(op, 3, wrong, 0)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(op, Ok(99), rig.now);
     let [Action::Get(op, 3, right, 0), Action::Get(copy, FRAMES, from, 0)] = rig.actions()[..] else { panic!() };
@@ -116,11 +116,11 @@ fn a_put_waits_for_the_copy_of_its_place() {
     rig.now = rig.now + RENEW_EVERY;
     rig.pool.tick(rig.now);
     let [Action::Renew(renewal, 0), Action::Renew(_, 1)] = rig.actions()[..] else { panic!() };
-    rig.pool.renewed(renewal, Ok(vec![1]), rig.now);
+    rig.pool.renewed(renewal, Ok(vec![(1, TAKE_BACK_NOTICE)]), rig.now);
     assert_eq!(rig.lease_all(), [1]);
     let [Action::Get(get, FRAMES, ..)] = rig.actions()[..] else { panic!() };
     rig.told();
-    rig.pool.put(2, Place::new(0, 0), 11);
+    rig.pool.put(2, Place::new(0, 0), 11, rig.now);
     assert_eq!(rig.actions(), [], "the old version is on its way");
     rig.pool.ended(get, Ok(10), rig.now);
     let [Action::Put(put, FRAMES, ..)] = rig.actions()[..] else { panic!() };
@@ -135,7 +135,7 @@ fn a_lender_that_takes_a_slab_back_may_lend_another_later_and_counts_once() {
     rig.now = rig.now + RENEW_EVERY;
     rig.pool.tick(rig.now);
     let [Action::Renew(first, 0), Action::Renew(second, 1)] = rig.actions()[..] else { panic!() };
-    rig.pool.renewed(first, Ok(vec![1]), rig.now);
+    rig.pool.renewed(first, Ok(vec![(1, 2 * LENDER_SILENCE_MAX)]), rig.now);
     rig.pool.renewed(second, Ok(Vec::new()), rig.now);
     assert_eq!(rig.lease_all(), [], "it is short of memory, and the other has a copy");
     assert_eq!(rig.told(), [Told::Rests(0, true)]);
@@ -146,7 +146,7 @@ fn a_lender_that_takes_a_slab_back_may_lend_another_later_and_counts_once() {
     rig.pool.leased(op, Ok(9), rig.now);
     assert_eq!(rig.told(), [Told::Rests(0, false)]);
     // Both of its slabs have the page, and the other lender fails.
-    rig.pool.put(2, Place::new(0, 1), 11);
+    rig.pool.put(2, Place::new(0, 1), 11, rig.now);
     let mut puts = rig.actions();
     puts.retain(|action| matches!(action, Action::Put(..)));
     assert_eq!(puts.len(), 3);
@@ -161,7 +161,7 @@ fn a_lender_that_takes_a_slab_back_may_lend_another_later_and_counts_once() {
 fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
     let mut rig = Rig::new(Class::None, 1);
     rig.put(1, 0, 10);
-    rig.pool.get(3, Place::new(0, 0));
+    rig.pool.get(3, Place::new(0, 0), rig.now);
     let [Action::Get(get, ..)] = rig.actions()[..] else { panic!() };
     rig.now = rig.now + RENEW_EVERY;
     rig.pool.tick(rig.now);
@@ -170,7 +170,7 @@ fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
     rig.pool.tick(rig.now);
     assert_eq!(rig.actions(), []);
     rig.now = rig.now + Duration::from_secs(1);
-    assert_eq!(rig.pool.next_tick(), Some(rig.now));
+    assert!(rig.pool.next_tick().is_some_and(|at| at <= rig.now));
     rig.pool.tick(rig.now);
     assert_eq!((rig.actions(), rig.told()), (vec![Action::Close(0)], vec![Told::Lost(0)]));
     rig.pool.ended(get, Ok(10), rig.now);
@@ -183,16 +183,70 @@ fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
 #[test]
 fn a_page_in_the_file_is_safe_and_one_that_the_file_refuses_stays() {
     let mut rig = Rig::new(Class::Disk, 1);
-    rig.pool.put(1, Place::new(0, 0), 10);
+    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
     let [Action::Put(put, ..), Action::Write(write, 1, _)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(write, Ok(0), rig.now);
     rig.pool.ended(put, Err(Failure::Gone), rig.now);
     assert_eq!(rig.told(), [Told::Put(1, PutEnd::Kept)]);
-    rig.pool.get(2, Place::new(0, 0));
+    rig.pool.get(2, Place::new(0, 0), rig.now);
     let [Action::Close(0), Action::Read(read, 2, _)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(read, Ok(10), rig.now);
-    rig.pool.put(1, Place::new(0, 1), 11);
+    rig.pool.put(1, Place::new(0, 1), 11, rig.now);
     let [Action::Write(write, 1, _)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(write, Err(Failure::Refused), rig.now);
     assert_eq!(rig.told(), [Told::Got(2, true), Told::Put(1, PutEnd::Refused)]);
+}
+
+#[test]
+fn a_page_whose_lender_does_not_answer_comes_from_the_other_lender_and_so_do_the_next() {
+    let mut rig = Rig::new(Class::Mirror, 2);
+    rig.put(1, 0, 10);
+    rig.put(2, 2, 12);
+    rig.pool.get(3, Place::new(0, 0), rig.now);
+    let [Action::Get(slow, 3, from, 0)] = rig.actions()[..] else { panic!() };
+    rig.now = rig.now + LENDER_SLOW;
+    assert_eq!(rig.pool.next_tick(), Some(rig.now));
+    rig.pool.tick(rig.now);
+    assert_eq!((rig.told(), rig.pool.is_slow()), (vec![Told::Slow(3)], true));
+    for (frame, page) in [(4, 0), (5, 2)] {
+        rig.pool.get(frame, Place::new(0, page), rig.now);
+        assert!(matches!(rig.actions()[..], [Action::Get(_, _, Lease { lender, .. }, _)] if lender != from.lender));
+    }
+    rig.pool.ended(slow, Ok(10), rig.now);
+    assert!(!rig.pool.is_slow(), "it answers again");
+}
+
+#[test]
+fn a_slab_that_one_lender_does_not_lease_is_had_of_another() {
+    let mut rig = Rig::new(Class::None, 2);
+    rig.pool.want_slab(rig.now);
+    let [Action::Lease(late, 1)] = rig.actions()[..] else { panic!() };
+    rig.now = rig.now + LENDER_SLOW;
+    rig.pool.tick(rig.now);
+    assert_eq!(rig.lease_all(), [0]);
+    assert_eq!(rig.told(), [Told::Slab(PLACES)]);
+    rig.pool.leased(late, Ok(77), rig.now);
+    assert_eq!(rig.actions(), [Action::Return(Lease { lender: 1, number: 77 })], "it is not needed any more");
+}
+
+#[test]
+fn a_slab_that_is_taken_back_is_not_used_when_it_closes() {
+    let mut rig = Rig::new(Class::Disk, 1);
+    rig.now = rig.now + RENEW_EVERY;
+    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
+    let [Action::Put(put, ..), Action::Write(write, ..)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(write, Ok(0), rig.now);
+    rig.pool.tick(rig.now);
+    let [Action::Renew(renewal, 0)] = rig.actions()[..] else { panic!() };
+    let until = rig.now + TAKE_BACK_NOTICE.saturating_sub(TAKE_BACK_MARGIN);
+    // The answer takes a while: the time of the slab begins with the question.
+    rig.now = rig.now + Duration::from_millis(300);
+    rig.pool.renewed(renewal, Ok(vec![(1, TAKE_BACK_NOTICE)]), rig.now);
+    rig.now = until;
+    rig.pool.tick(rig.now);
+    assert!(!rig.actions().contains(&Action::Return(Lease { lender: 0, number: 1 })), "a put is under way there");
+    rig.pool.ended(put, Ok(0), rig.now);
+    assert!(rig.actions().contains(&Action::Return(Lease { lender: 0, number: 1 })));
+    rig.pool.get(2, Place::new(0, 0), rig.now);
+    assert!(matches!(rig.actions()[..], [Action::Read(_, 2, _)]));
 }

@@ -1,0 +1,63 @@
+//! Lenders that do not answer for a while, and slabs whose time is nearly over.
+
+use byway_reactor::Instant;
+use byway_reactor::seeded::{self, Bug};
+
+use super::action::{OpId, Told};
+use super::slab::Source;
+use super::{Op, OpKind, Pool};
+use crate::limits::LENDER_SLOW;
+
+impl Pool {
+    /// Whether a lender is slow: pages on their way to it may hold frames for long.
+    pub fn is_slow(&self) -> bool {
+        self.lenders.iter().any(|lender| lender.is_slow)
+    }
+
+    /// Notes when an operation is slow.
+    pub(super) fn expect_end(&mut self, op: OpId, now: Instant) {
+        while self.slow_at.front().is_some_and(|(_, first)| !self.ops.contains_key(first)) {
+            self.slow_at.pop_front();
+        }
+        self.slow_at.push_back((now + LENDER_SLOW, op));
+    }
+
+    /// When an operation is slow next.
+    pub(super) fn next_slow(&self) -> Option<Instant> {
+        self.slow_at.front().map(|(at, _)| *at)
+    }
+
+    /// Looks at the operations that have not ended in time.
+    pub(super) fn watch_slow(&mut self, now: Instant) {
+        while let Some((_, op)) = self.slow_at.pop_front_if(|(at, _)| *at <= now) {
+            let Some(Op { kind, lender: Some((lender, view)), .. }) = self.ops.get(&op).copied() else { continue };
+            if self.lenders[lender].view != view || seeded::is(Bug::PoolSlowLenderAwaited) {
+                continue;
+            }
+            self.lenders[lender].is_slow = true;
+            match kind {
+                OpKind::Get(frame, place, _) => {
+                    if self.source(place).is_some_and(|other| !self.is_slow_source(other)) {
+                        self.told.push_back(Told::Slow(frame));
+                    }
+                    // The pager may have no frame for it now, and there may be another copy later.
+                    self.slow_at.push_back((now + LENDER_SLOW, op));
+                }
+                OpKind::Lease => self.ask_another(op),
+                _ => {}
+            }
+        }
+    }
+
+    fn is_slow_source(&self, source: Source) -> bool {
+        matches!(source, Source::Lease(lease) if self.lenders[lease.lender].is_slow)
+    }
+
+    /// Uses slabs no more whose lenders close them soon.
+    pub(super) fn watch_leaving(&mut self, now: Instant) {
+        let over: Vec<_> = self.leaving.extract_if(|_, (_, until)| *until <= now).collect();
+        for (lease, (slab, _)) in over {
+            self.drop_copy(slab, lease);
+        }
+    }
+}
