@@ -299,8 +299,8 @@ pub const RENEW_EVERY: Duration = Duration::from_secs(1);
 /// lender alone waits so long.
 pub const LENDER_SILENCE_MAX: Duration = Duration::from_secs(5);
 
-/// How long a lender may leave an operation unanswered before its borrower prefers other copies and asks them for what it waits for. A page's get takes
-/// 0.1 ms; a machine that is short of CPU time lets a session wait for tens of milliseconds.
+/// How long a lender may answer nothing, with an operation under way, before its borrower prefers other copies and asks them for what
+/// it waits for. A page's get takes 0.1 ms; a machine that is short of CPU time lets a session wait for tens of milliseconds.
 pub const LENDER_SLOW: Duration = Duration::from_millis(500);
 
 /// How long a borrower may leave its leases without a renewal before the lender takes them back. Longer than [`LENDER_SILENCE_MAX`] and two

@@ -11,7 +11,7 @@
 //! - A lender that is silent for [`LENDER_SILENCE_MAX`], or whose session ends, is given up: its *view* number increases,
 //!   and every operation of an older view counts as failed, whatever it returns later. The next session with that lender
 //!   begins without slabs.
-//! - A lender that leaves an operation unanswered for [`LENDER_SLOW`] is used only for pages without another copy, and
+//! - A lender that is silent for [`LENDER_SLOW`], with an operation under way, is used only for pages without another copy, and
 //!   gets from it are repeated at another copy.
 //! - A slab that a lender takes back is used until [`TAKE_BACK_MARGIN`] before it closes.
 //! - A slab that has too few copies takes no new pages, and is copied to another lender in the background,
@@ -81,6 +81,8 @@ pub struct Pool {
     leasing: Leasing,
     ops: HashMap<OpId, Op>,
     next_op: u32,
+    /// Operations of sessions that were given up: they end when those sessions have closed, which takes seconds.
+    abandoned: usize,
     puts: HashMap<Place, Put>,
     /// Puts to places that are being copied: frame and checksum.
     deferred: HashMap<Place, (u32, u32)>,
@@ -118,6 +120,7 @@ impl Pool {
             leasing: Leasing::default(),
             ops: HashMap::new(),
             next_op: 0,
+            abandoned: 0,
             puts: HashMap::new(),
             deferred: HashMap::new(),
             repairs: (0..POOL_COPIES_MAX).map(|_| None).collect(),
@@ -245,7 +248,7 @@ impl Pool {
 
     /// A put, get, write or read has ended. Of a get or read it brings the checksum of the bytes in the frame.
     pub fn ended(&mut self, op: OpId, result: Result<u32, Failure>, now: Instant) {
-        let Some(Op { kind, lender, lease }) = self.ops.remove(&op) else { return };
+        let Some(Op { kind, lender, lease }) = self.take_op(op) else { return };
         if let Some(lease) = lease.filter(|lease| self.returning.remove(lease)) {
             self.give_back(lease);
         }
@@ -257,7 +260,9 @@ impl Pool {
                 result
             }
             Some((lender, _)) => {
-                self.lenders[lender].is_slow &= result.is_err();
+                if result.is_ok() {
+                    self.heard_of(lender, now);
+                }
                 result
             }
             None => result,
@@ -365,7 +370,7 @@ impl Pool {
 
     fn pump(&mut self, now: Instant) {
         self.pump_leases(now);
-        self.pump_repairs();
+        self.pump_repairs(now);
         if self.is_mending && self.short.is_empty() && self.damaged.is_empty() {
             self.is_mending = false;
             self.notes.push_back(Note::Whole);
@@ -379,6 +384,13 @@ impl Pool {
             op.lease = lease;
         }
         op
+    }
+
+    /// An operation has ended.
+    fn take_op(&mut self, op: OpId) -> Option<Op> {
+        let op = self.ops.remove(&op)?;
+        self.abandoned -= usize::from(op.lender.is_some_and(|(lender, view)| self.lenders[lender].view != view));
+        Some(op)
     }
 
     fn begin(&mut self, kind: OpKind, lender: Option<usize>) -> OpId {

@@ -173,12 +173,19 @@ impl Borrower {
         let stepped = self.run_threads(world.now());
         self.pager.retry();
         self.act();
-        self.hear();
+        // As the driver does: what was asked for since the client's turn begins now.
+        self.client.flush();
+        while self.hear() {
+            self.client.flush();
+        }
         was_ready || stepped || !self.moves.is_empty()
     }
 
-    fn hear(&mut self) {
+    /// Whether there was something.
+    fn hear(&mut self) -> bool {
+        let mut has_heard = false;
         while let Some(told) = self.client.next_told() {
+            has_heard = true;
             match told {
                 Told::Put(frame, end) => {
                     if end == PutEnd::Kept {
@@ -198,6 +205,7 @@ impl Borrower {
             }
             self.act();
         }
+        has_heard
     }
 
     fn act(&mut self) {

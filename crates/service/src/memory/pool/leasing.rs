@@ -29,8 +29,10 @@ pub(super) struct Lender {
     renewing: Result<Instant, Instant>,
     /// It had no slab: it is asked again then.
     refused_until: Option<Instant>,
-    /// It has left an operation unanswered for [`LENDER_SLOW`](crate::limits::LENDER_SLOW), and answered none since.
+    /// It has left an operation unanswered for [`LENDER_SLOW`](crate::limits::LENDER_SLOW), and has answered none meanwhile.
     pub(super) is_slow: bool,
+    /// When it last answered an operation.
+    pub(super) heard: Instant,
 }
 
 /// Slabs that are wanted. One lease is under way at a time.
@@ -55,7 +57,7 @@ enum Purpose {
 impl Lender {
     pub(super) fn new(is_up: bool, now: Instant) -> Self {
         let state = if is_up { State::Up } else { State::Down(now) };
-        Self { view: 0, state, renewing: Err(now + RENEW_EVERY), refused_until: None, is_slow: false }
+        Self { view: 0, state, renewing: Err(now + RENEW_EVERY), refused_until: None, is_slow: false, heard: now }
     }
 
     fn next_look(&self) -> Option<Instant> {
@@ -93,6 +95,7 @@ impl Pool {
                 (State::Up, Err(next)) if now >= next => {
                     lender.renewing = Ok(now);
                     let op = self.begin(OpKind::Renew, Some(index));
+                    self.expect_end(op, now);
                     self.actions.push_back(Action::Renew(op, index));
                 }
                 (State::Down(until), _) if now >= until => {
@@ -111,6 +114,7 @@ impl Pool {
         if lender.state != State::Up {
             return;
         }
+        self.abandoned += self.ops.values().filter(|op| op.lender == Some((index, lender.view))).count();
         lender.view += 1;
         lender.is_slow = false;
         lender.state = State::Down(now + LENDER_PAUSE);
@@ -138,10 +142,10 @@ impl Pool {
 
     /// A session was opened, or not.
     pub fn connected(&mut self, op: OpId, well: bool, now: Instant) {
-        let Some((index, _)) = self.ops.remove(&op).and_then(|op| op.lender) else { return };
+        let Some((index, _)) = self.take_op(op).and_then(|op| op.lender) else { return };
         let lender = &mut self.lenders[index];
         if well {
-            lender.state = State::Up;
+            (lender.state, lender.heard) = (State::Up, now);
             (lender.renewing, lender.refused_until) = (Err(now + RENEW_EVERY), None);
             self.notes.push_back(Note::Back(index));
         } else {
@@ -153,7 +157,7 @@ impl Pool {
 
     /// A lender has answered a renewal: which slabs it takes back, and how long after its answer each closes.
     pub fn renewed(&mut self, op: OpId, result: Result<Vec<(u64, Duration)>, Failure>, now: Instant) {
-        let Some((index, view)) = self.ops.remove(&op).and_then(|op| op.lender) else { return };
+        let Some((index, view)) = self.take_op(op).and_then(|op| op.lender) else { return };
         if self.lenders[index].view != view {
             return;
         }
@@ -164,7 +168,7 @@ impl Pool {
         // The lender's answer came after the question: so the slab closes later than this reckons.
         let asked = self.lenders[index].renewing.unwrap_or(now);
         self.lenders[index].renewing = Err(now + RENEW_EVERY);
-        self.lenders[index].is_slow = false;
+        self.heard_of(index, now);
         let mut moved = 0;
         for number in 0..self.slabs.len() as u32 {
             let slab = &mut self.slabs[number as usize];
@@ -195,9 +199,12 @@ impl Pool {
 
     /// A slab was leased, or not.
     pub fn leased(&mut self, op: OpId, result: Result<u64, Failure>, now: Instant) {
-        let Some((index, view)) = self.ops.remove(&op).and_then(|op| op.lender) else { return };
+        let Some((index, view)) = self.take_op(op).and_then(|op| op.lender) else { return };
         let purpose = self.leasing.asked.take_if(|(asked, _)| *asked == op).map(|(_, purpose)| purpose);
         let is_old = self.lenders[index].view != view;
+        if result.is_ok() && !is_old {
+            self.heard_of(index, now);
+        }
         match (result, purpose) {
             (Ok(_), _) if is_old => {}
             (Ok(number), Some(purpose)) => self.use_lease(Lease { lender: index, number }, purpose),

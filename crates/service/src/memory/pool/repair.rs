@@ -17,11 +17,12 @@ pub(super) struct Repair {
 
 impl Pool {
     /// Begins as many copies as may be under way.
-    pub(super) fn pump_repairs(&mut self) {
+    pub(super) fn pump_repairs(&mut self, now: Instant) {
         while let Some(slot) = self.repairs.iter().position(Option::is_none) {
             let Some((place, to, source)) = self.next_repair() else { break };
             self.repairs[slot] = Some(Repair { place, to });
             let op = self.begin_at(OpKind::CopyGet(slot as u32, source), lease_at(source));
+            self.expect_end(op, now);
             let frame = self.first_frame + slot as u32;
             self.actions.push_back(get_action(op, frame, place, source));
         }
@@ -75,6 +76,7 @@ impl Pool {
             return self.end_repair(slot, place, now);
         }
         let op = self.begin_at(OpKind::CopyPut(slot), Some(to));
+        self.expect_end(op, now);
         let page = if seeded::is(Bug::PoolCopyAtWrongPage) { place.index() ^ 1 } else { place.index() };
         self.actions.push_back(Action::Put(op, self.first_frame + slot, to, page));
     }

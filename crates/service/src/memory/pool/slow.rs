@@ -9,9 +9,14 @@ use super::{Op, OpKind, Pool};
 use crate::limits::LENDER_SLOW;
 
 impl Pool {
-    /// Whether a lender is slow: pages on their way to it may hold frames for long.
+    /// Whether pages on their way to a lender may hold frames for long: it is slow, or was given up and its session is not closed yet.
     pub fn is_slow(&self) -> bool {
-        self.lenders.iter().any(|lender| lender.is_slow)
+        self.abandoned > 0 || self.lenders.iter().any(|lender| lender.is_slow)
+    }
+
+    /// A lender has answered an operation.
+    pub(super) fn heard_of(&mut self, lender: usize, now: Instant) {
+        (self.lenders[lender].is_slow, self.lenders[lender].heard) = (false, now);
     }
 
     /// Notes when an operation is slow.
@@ -31,10 +36,16 @@ impl Pool {
     pub(super) fn watch_slow(&mut self, now: Instant) {
         while let Some((_, op)) = self.slow_at.pop_front_if(|(at, _)| *at <= now) {
             let Some(Op { kind, lender: Some((lender, view)), .. }) = self.ops.get(&op).copied() else { continue };
-            if self.lenders[lender].view != view || seeded::is(Bug::PoolSlowLenderAwaited) {
+            if seeded::is(Bug::PoolSlowLenderAwaited) {
                 continue;
             }
-            self.lenders[lender].is_slow = true;
+            let is_given_up = self.lenders[lender].view != view;
+            if !is_given_up && now - self.lenders[lender].heard < LENDER_SLOW {
+                // It answers others: this one waits its turn on a slow path.
+                self.slow_at.push_back((now + LENDER_SLOW, op));
+                continue;
+            }
+            self.lenders[lender].is_slow |= !is_given_up;
             match kind {
                 OpKind::Get(frame, place, _) => {
                     if self.source(place).is_some_and(|other| !self.is_slow_source(other)) {

@@ -217,6 +217,36 @@ fn a_page_whose_lender_does_not_answer_comes_from_the_other_lender_and_so_do_the
 }
 
 #[test]
+fn a_lender_on_a_slow_path_that_answers_other_operations_is_not_slow() {
+    let mut rig = Rig::new(Class::Mirror, 2);
+    rig.put(1, 0, 10);
+    rig.put(2, 2, 12);
+    rig.pool.get(3, Place::new(0, 0), rig.now);
+    rig.pool.get(4, Place::new(0, 2), rig.now);
+    let [Action::Get(quick, 3, first, 0), Action::Get(_, 4, second, 2)] = rig.actions()[..] else { panic!() };
+    assert_eq!(first, second);
+    rig.now = rig.now + LENDER_SLOW / 2;
+    rig.pool.ended(quick, Ok(10), rig.now);
+    rig.now = rig.now + LENDER_SLOW / 2;
+    rig.pool.tick(rig.now);
+    assert_eq!((rig.told(), rig.pool.is_slow()), (vec![Told::Got(3, true)], false));
+    rig.now = rig.now + LENDER_SLOW;
+    rig.pool.tick(rig.now);
+    assert_eq!((rig.told(), rig.pool.is_slow()), (vec![Told::Slow(4)], true));
+}
+
+#[test]
+fn a_lender_is_slow_also_where_nothing_but_a_renewal_waits_for_it() {
+    let mut rig = Rig::new(Class::Mirror, 2);
+    rig.now = rig.now + RENEW_EVERY;
+    rig.pool.tick(rig.now);
+    assert!(matches!(rig.actions()[..], [Action::Renew(_, 0), Action::Renew(_, 1)]));
+    rig.now = rig.now + LENDER_SLOW;
+    rig.pool.tick(rig.now);
+    assert!(rig.pool.is_slow());
+}
+
+#[test]
 fn a_slab_that_one_lender_does_not_lease_is_had_of_another() {
     let mut rig = Rig::new(Class::None, 2);
     rig.pool.want_slab(rig.now);
