@@ -308,9 +308,10 @@ impl FarJob {
             }
             Event::Forked(userfault) => {
                 let child = self.next_space();
-                self.pager.forked(space, child);
-                let wiped = self.processes.iter().find(|process| process.space == space).map(Process::wiped_on_fork);
-                let wiped = wiped.unwrap_or_default();
+                let is_far = self.pager.forked(space, child);
+                // Reading this takes the longer the more memory the parent has, and is of no use where the child has all of its pages.
+                let parent = self.processes.iter().find(|process| is_far && process.space == space);
+                let wiped = parent.map(Process::wiped_on_fork).unwrap_or_default();
                 for range in &wiped {
                     self.pager.removed(child, pages(range));
                 }

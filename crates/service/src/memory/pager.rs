@@ -55,7 +55,7 @@ pub struct Pager {
     is_evicting: bool,
     /// No move begins.
     paused: bool,
-    /// Moves take so long that faults do not wait for them.
+    /// Moves or puts take so long that faults do not wait for them.
     overdue: bool,
     /// Moves in a row that came to nothing: at as many as there are pages, none is moved until [`Pager::retry_moves`].
     stays: usize,
@@ -119,7 +119,7 @@ impl Pager {
         self.pump();
     }
 
-    /// Whether moves under way have not ended for long: then pages come, above the budget, and wait for none of them.
+    /// Whether moves or puts have not ended for long: then pages come, above the budget, and wait for none of them; and none comes ahead.
     pub fn note_overdue(&mut self, overdue: bool) {
         self.overdue = overdue;
     }
@@ -169,13 +169,17 @@ impl Pager {
     }
 
     fn fetch(&mut self, at: PageId, place: Place) {
+        // A frame has the same page for another program: they were forked.
+        match self.frames.holder(place) {
+            Some(frame) if matches!(self.frames.get(frame), Frame::Fetching(..)) => return self.waiting.push_back(at),
+            Some(frame) => {
+                self.counters.returned += 1;
+                return self.fill(at, frame);
+            }
+            None => {}
+        }
         if self.places.is_lost(place) {
             return self.lose(at, place);
-        }
-        // Its bytes are on their way there still: of a page that a forked child shares.
-        if let Some(frame) = self.frames.putting_to(place) {
-            self.counters.returned += 1;
-            return self.fill(at, frame);
         }
         let Some(frame) = self.take_frame(0) else { return self.waiting.push_back(at) };
         self.get(at, frame, place);
@@ -251,22 +255,40 @@ impl Pager {
 
     /// Fills a page from its frame, which is no other's until that has ended.
     fn fill(&mut self, at: PageId, frame: u32) {
-        self.frames.pin(frame, true);
+        self.frames.pin(frame);
         self.actions.push_back(Action::Fill(at, Contents::Frame(frame)));
     }
 
-    /// A get takes long, and another copy of its page can be had: the page is got into another frame. The first get may write
-    /// to its own frame as long as it has not ended.
+    /// A get takes long, and another copy of its page can be had: the page is got into another frame if a thread waits for it. The
+    /// first get may write to its own frame as long as it has not ended.
     pub fn get_again(&mut self, frame: u32) {
-        let Frame::Fetching(Some(at), place) = self.frames.get(frame) else { return };
-        let Some(other) = self.take_frame(0) else { return };
-        self.frames.set(frame, Frame::Fetching(None, place));
+        let (at, place) = match self.frames.get(frame) {
+            Frame::Fetching(Some(at), place) => (at, place),
+            // A forked child may wait for what lies there.
+            Frame::Fetching(None, place) => return self.frames.set(frame, Frame::Abandoned(place)),
+            _ => return,
+        };
+        let other = if self.flag(at, Space::WANTED) {
+            let Some(other) = self.take_frame(0) else { return };
+            Some(other)
+        } else {
+            None
+        };
+        self.frames.set(frame, Frame::Abandoned(place));
         self.places.refer(place);
-        self.get(at, other, place);
+        match other {
+            Some(other) => self.get(at, other, place),
+            None => self.set(at, Entry::Far(place)),
+        }
     }
 
     /// A get has ended: the frame has the page, or it cannot be had.
     pub fn got(&mut self, frame: u32, well: bool) {
+        if let Frame::Abandoned(place) = self.frames.get(frame) {
+            self.places.release(place);
+            self.frames.free(frame);
+            return self.pump();
+        }
         let Frame::Fetching(page, place) = self.frames.get(frame) else { return };
         match page {
             Some(at) if well => {
@@ -274,6 +296,10 @@ impl Pager {
                 self.take_wanted(at);
                 self.set(at, Entry::Held(frame));
                 self.frames.set(frame, Frame::Clean(at, place));
+                if self.places.is_lost(place) {
+                    // The slab was lost while these bytes were on their way: they are put elsewhere.
+                    self.leave_place(frame, Some(at), place);
+                }
                 self.fill(at, frame);
             }
             Some(at) => {
@@ -295,7 +321,7 @@ impl Pager {
     /// A fill has ended.
     pub fn filled(&mut self, at: PageId, contents: Contents, outcome: FillOutcome) {
         if let Contents::Frame(frame) = contents {
-            self.frames.pin(frame, false);
+            self.frames.unpin(frame);
         }
         match (contents, outcome) {
             (Contents::Zeroes(_), FillOutcome::Done(count)) => {
@@ -460,7 +486,7 @@ impl Pager {
             }
             Frame::Waiting(count @ 2..) => self.frames.set(frame, Frame::Waiting(count - 1)),
             Frame::Waiting(_) => self.frames.free(frame),
-            Frame::Free | Frame::Moving(_) => {}
+            Frame::Free | Frame::Moving(_) | Frame::Abandoned(_) => {}
         }
     }
 

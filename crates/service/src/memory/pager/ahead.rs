@@ -132,11 +132,11 @@ impl Pager {
         for page in ahead.pages() {
             let next = PageId { page, ..at };
             let has_room = self.local + self.frames.fetching() < self.budget && self.waiting.is_empty();
-            if !has_room || self.places.is_scarce() {
+            if !has_room || self.overdue || self.places.is_scarce() {
                 break;
             }
             match self.entry(next) {
-                Some(Entry::Far(place)) if !self.places.is_lost(place) && self.frames.putting_to(place).is_none() => {
+                Some(Entry::Far(place)) if !self.places.is_lost(place) && self.frames.holder(place).is_none() => {
                     let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else { break };
                     self.get(next, frame, place);
                     brought += 1;

@@ -1,6 +1,6 @@
 //! Frames: the memory through which pages go and come.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 
 use super::PageId;
 use super::places::Place;
@@ -20,6 +20,8 @@ pub(super) enum Frame {
     Clean(PageId, Place),
     /// A page comes from its place; `None`: no longer wanted.
     Fetching(Option<PageId>, Place),
+    /// A get into it from that place has not ended, and its page is got into another frame.
+    Abandoned(Place),
 }
 
 #[derive(Debug)]
@@ -28,12 +30,14 @@ pub(super) struct Frames {
     free: Vec<u32>,
     /// Those that became clean, oldest first; and some that are not any more.
     clean: VecDeque<u32>,
-    /// Which frame is put to a place.
-    putting: HashMap<Place, u32>,
+    /// The frame that has, or gets, what lies at a place.
+    holders: HashMap<Place, u32>,
+    /// Puts under way.
+    putting: usize,
     /// Pages that come from their places and are wanted.
     fetching: usize,
-    /// Those that a page is filled from.
-    pinned: HashSet<u32>,
+    /// Fills under way from each frame that has any.
+    pinned: HashMap<u32, u32>,
 }
 
 impl Frames {
@@ -42,9 +46,10 @@ impl Frames {
             all: vec![Frame::Free; count as usize],
             free: (0..count).rev().collect(),
             clean: VecDeque::new(),
-            putting: HashMap::new(),
+            holders: HashMap::new(),
+            putting: 0,
             fetching: 0,
-            pinned: HashSet::new(),
+            pinned: HashMap::new(),
         }
     }
 
@@ -53,39 +58,51 @@ impl Frames {
     }
 
     pub(super) fn set(&mut self, frame: u32, state: Frame) {
-        match self.get(frame) {
-            Frame::Putting(_, place) => drop(self.putting.remove(&place)),
-            Frame::Fetching(Some(_), _) => self.fetching -= 1,
-            _ => {}
+        let before = self.get(frame);
+        if let Some(place) = self.place(frame) {
+            self.holders.remove(&place);
         }
-        match state {
-            Frame::Fetching(Some(_), _) => self.fetching += 1,
-            Frame::Putting(_, place) => {
-                self.putting.insert(place, frame);
-            }
-            Frame::Clean(..) => self.clean.push_back(frame),
-            _ => {}
+        let is_putting = |state| usize::from(matches!(state, Frame::Putting(..)));
+        self.putting = self.putting - is_putting(before) + is_putting(state);
+        let is_fetching = |state| usize::from(matches!(state, Frame::Fetching(Some(_), _)));
+        self.fetching = self.fetching - is_fetching(before) + is_fetching(state);
+        if matches!(state, Frame::Clean(..)) {
+            self.clean.push_back(frame);
         }
         self.all[frame as usize] = state;
+        if let Some(place) = self.place(frame) {
+            self.holders.insert(place, frame);
+        }
     }
 
+    /// It can be taken once no page is filled from it.
     pub(super) fn free(&mut self, frame: u32) {
         self.set(frame, Frame::Free);
-        self.free.push(frame);
+        if !self.pinned.contains_key(&frame) {
+            self.free.push(frame);
+        }
     }
 
-    /// It is no other page's while it is pinned.
-    pub(super) fn pin(&mut self, frame: u32, pinned: bool) {
-        if pinned {
-            self.pinned.insert(frame);
-        } else {
+    /// A page is to be filled from a frame: the frame's bytes stay until [`Frames::unpin`].
+    pub(super) fn pin(&mut self, frame: u32) {
+        *self.pinned.entry(frame).or_default() += 1;
+    }
+
+    /// A fill has ended.
+    pub(super) fn unpin(&mut self, frame: u32) {
+        let Some(count) = self.pinned.get_mut(&frame) else { return };
+        *count -= 1;
+        if *count == 0 {
             self.pinned.remove(&frame);
+            if self.get(frame) == Frame::Free {
+                self.free.push(frame);
+            }
         }
     }
 
     /// Puts under way.
     pub(super) fn putting(&self) -> usize {
-        self.putting.len()
+        self.putting
     }
 
     /// Pages that are on their way here.
@@ -93,9 +110,9 @@ impl Frames {
         self.fetching
     }
 
-    /// The frame whose put to that place is under way.
-    pub(super) fn putting_to(&self, place: Place) -> Option<u32> {
-        self.putting.get(&place).copied()
+    /// The frame that has what lies at a place, or gets it.
+    pub(super) fn holder(&self, place: Place) -> Option<u32> {
+        self.holders.get(&place).copied()
     }
 
     /// One program more waits for the page of a frame.
@@ -123,7 +140,7 @@ impl Frames {
             }
             let frame = self.clean.pop_front()?;
             match self.get(frame) {
-                Frame::Clean(..) if self.pinned.contains(&frame) => self.clean.push_back(frame),
+                Frame::Clean(..) if self.pinned.contains_key(&frame) => self.clean.push_back(frame),
                 Frame::Clean(page, place) => {
                     self.free(frame);
                     return Some((page, place));
@@ -138,7 +155,7 @@ impl Frames {
     pub(super) fn place(&self, frame: u32) -> Option<Place> {
         match self.get(frame) {
             Frame::Putting(_, place) | Frame::Clean(_, place) | Frame::Fetching(_, place) => Some(place),
-            Frame::Free | Frame::Moving(_) | Frame::Waiting(_) => None,
+            Frame::Free | Frame::Moving(_) | Frame::Waiting(_) | Frame::Abandoned(_) => None,
         }
     }
 
@@ -160,7 +177,11 @@ impl Frames {
             | Frame::Clean(page, _)
             | Frame::Putting(Some(page), _)
             | Frame::Fetching(Some(page), _) => *page = to,
-            Frame::Free | Frame::Waiting(_) | Frame::Putting(None, _) | Frame::Fetching(None, _) => {}
+            Frame::Free
+            | Frame::Waiting(_)
+            | Frame::Putting(None, _)
+            | Frame::Fetching(None, _)
+            | Frame::Abandoned(_) => {}
         }
     }
 }

@@ -115,10 +115,16 @@ impl Pager {
         self.drop_all(replaced.entries, can_move);
     }
 
-    /// A program was forked: the child has what the parent has. No move of the parent's is under way.
-    pub fn forked(&mut self, parent: SpaceId, child: SpaceId) {
-        let Some(mut copy) = self.spaces.get(&parent).map(Space::copied) else { return };
+    /// A program was forked: the child has what the parent has. A page of the parent that is being moved out now is lost for the child:
+    /// moves end before a fork is told, unless the parent's helper ended in the middle of one.
+    ///
+    /// Gives whether a page of the child is not in it: then the caller says by [`Pager::removed`] what the child does not get
+    /// (`MADV_WIPEONFORK`).
+    pub fn forked(&mut self, parent: SpaceId, child: SpaceId) -> bool {
+        let Some(mut copy) = self.spaces.get(&parent).map(Space::copied) else { return false };
+        let mut is_far = false;
         copy.for_each(|entry| {
+            is_far |= !matches!(*entry, Entry::None | Entry::Local);
             let place = match *entry {
                 Entry::Held(frame) | Entry::Fetching(frame) => match self.frames.place(frame) {
                     Some(place) => place,
@@ -126,7 +132,6 @@ impl Pager {
                     None => return self.frames.share(frame),
                 },
                 Entry::Far(place) => place,
-                // Moves end before a fork is told, unless the parent's helper ended in the middle of one.
                 Entry::Moving(_) => return *entry = Entry::Lost,
                 Entry::None | Entry::Local | Entry::Lost => return,
             };
@@ -134,5 +139,6 @@ impl Pager {
             *entry = Entry::Far(place);
         });
         self.spaces.insert(child, copy);
+        is_far
     }
 }

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::arrivals::ARRIVALS_SPARE;
 use super::*;
 
+mod forks;
+
 const PAGES: u64 = 600;
 const FRAMES: u32 = 64;
 const BUDGET: usize = 200;
@@ -160,6 +162,13 @@ impl World {
             return;
         }
         let index = choices.below(self.pending.len() as u64) as usize;
+        if let Pending::Get(frame, _) = self.pending[index]
+            && choices.below(4) == 0
+        {
+            // It takes long, and is still under way.
+            self.pager.get_again(frame);
+            return self.act();
+        }
         let is_lost = |place: Place| self.lost && place.slab() == 0;
         match self.pending.swap_remove(index) {
             Pending::Put(frame, place) if is_lost(place) => self.pager.put_ended(frame, PutEnd::Elsewhere),
@@ -390,55 +399,6 @@ fn a_page_that_is_moved_about_for_ever_has_a_bounded_number_of_arrivals() {
     assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)), "it can still go");
 }
 
-/// A page in its frame, whose put to a place is under way; a forked child has it too.
-fn a_put_under_way_of_a_forked_page() -> (Pager, [PageId; 2]) {
-    let mut pager = Pager::new(FRAMES, 0);
-    let both = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
-    pager.add_space(SpaceId(1), true);
-    pager.add_slab(PLACES_PER_SLAB);
-    pager.add_pages(SpaceId(1), 7..8, std::slice::from_ref(&(7..8)));
-    pager.set_budget(BUDGET);
-    pager.moved(0, Moved::Out);
-    pager.forked(SpaceId(1), SpaceId(2));
-    while pager.next_action().is_some() {}
-    (pager, both)
-}
-
-#[test]
-fn a_refused_put_of_a_page_that_was_touched_meanwhile_still_feeds_the_child() {
-    let (mut pager, [parents, childs]) = a_put_under_way_of_a_forked_page();
-    pager.fault(parents);
-    assert_eq!(pager.next_action(), Some(Action::Fill(parents, Contents::Frame(0))));
-    pager.filled(parents, Contents::Frame(0), FillOutcome::Done(1));
-    pager.put_ended(0, PutEnd::Refused);
-    assert_eq!(pager.next_action(), Some(Action::Fill(childs, Contents::Frame(0))), "the frame alone has its bytes");
-    pager.filled(childs, Contents::Frame(0), FillOutcome::Done(1));
-    pager.set_budget(0);
-    assert_eq!((pager.next_action(), pager.far_pages()), (None, 0), "and no page goes before there is room");
-    pager.try_places_again();
-    assert!(matches!(pager.next_action(), Some(Action::MoveOut(at, _)) if at == parents));
-}
-
-#[test]
-fn a_fork_while_a_page_goes_back_gives_the_frame_two_owners_and_neither_frees_it_for_the_other() {
-    let (mut pager, [parents, _]) = a_put_under_way_of_a_forked_page();
-    let second = PageId { space: SpaceId(3), ..parents };
-    pager.remove_space(SpaceId(2));
-    pager.put_ended(0, PutEnd::Refused);
-    let fill = |at| Some(Action::Fill(at, Contents::Frame(0)));
-    assert_eq!(pager.next_action(), fill(parents));
-    pager.filled(parents, Contents::Frame(0), FillOutcome::Changing);
-    pager.forked(SpaceId(1), SpaceId(3));
-    pager.retry();
-    assert_eq!(pager.next_action(), fill(parents));
-    pager.filled(parents, Contents::Frame(0), FillOutcome::Done(1));
-    assert_eq!(pager.frames.get(0), Frame::Waiting(1));
-    pager.fault(second);
-    assert_eq!(pager.next_action(), fill(second), "the frame is the child's still");
-    pager.filled(second, Contents::Frame(0), FillOutcome::Done(1));
-    assert_eq!(pager.frames.get(0), Frame::Free);
-}
-
 #[test]
 fn a_page_comes_above_the_budget_where_a_helper_is_stopped_in_the_midst_of_its_moves() {
     let mut pager = Pager::new(FRAMES, 1);
@@ -541,19 +501,6 @@ fn a_page_that_is_used_again_and_again_stays_longer_than_those_that_are_used_onc
     let arrivals = pager.counters().fetched + pager.counters().returned;
     // Without a second chance it goes with each 870 pages that come.
     assert!(bounces * 1500 < arrivals, "{bounces} times for {arrivals} pages that came");
-}
-
-#[test]
-fn a_child_that_is_forked_in_the_middle_of_a_move_is_told_that_the_page_is_lost() {
-    let mut pager = Pager::new(FRAMES, 0);
-    let [parents, childs] = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
-    pager.add_space(parents.space, true);
-    pager.add_slab(PLACES_PER_SLAB);
-    pager.add_pages(parents.space, 7..8, std::slice::from_ref(&(7..8)));
-    assert_eq!(pager.next_action(), Some(Action::MoveOut(parents, 0)));
-    pager.forked(parents.space, childs.space);
-    pager.fault(childs);
-    assert_eq!(pager.next_action(), Some(Action::Poison(childs)), "its helper ended, so the move never does");
 }
 
 #[test]
