@@ -1,5 +1,6 @@
 //! Ends and faults of `byway far`: whichever process is killed, no program reads a page that is not its own.
 
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
@@ -62,6 +63,21 @@ fn the_keepers_death_ends_them_too() {
 }
 
 #[test]
+fn a_kill_of_all_processes_named_byway_leaves_the_keeper_to_end_the_programs() {
+    let Some(waiting) = Waiting::start() else { return };
+    let keeper = Pid::from_child(&waiting.program.0);
+    let both = [keeper, child(keeper)];
+    let name = |process: Pid| std::fs::read_to_string(format!("/proc/{}/comm", process.as_raw_nonzero())).unwrap();
+    let named: Vec<Pid> = both.into_iter().filter(|process| name(*process).contains("byway")).collect();
+    for process in named {
+        kill_process(process, Signal::KILL).unwrap();
+    }
+    let (code, said) = waiting.finish();
+    assert!(said.contains("the pager was killed") && !said.contains("instead of"), "{said}");
+    assert_eq!(code, Some(1), "{said}");
+}
+
+#[test]
 fn a_signal_to_byway_is_passed_on_to_the_program() {
     let Some(waiting) = Waiting::start() else { return };
     kill_process(Pid::from_child(&waiting.program.0), Signal::TERM).unwrap();
@@ -101,6 +117,35 @@ fn the_pagers_death_ends_more_programs_than_the_soft_limit_of_open_files() {
     let output = program.finish();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("the pager was killed") && output.status.code() == Some(1), "{} {said}", output.status);
+}
+
+/// Fills 32 MiB, and forks more children than the pager has descriptors for; they end with it.
+const FORKS_TOO_MANY: &str = r#"
+import os
+pages = [bytearray(b"%07d." % i * 512) for i in range(8000)]
+ours, theirs = os.pipe()
+for i in range(400):
+    if os.fork() == 0:
+        os.close(theirs)
+        os.read(ours, 1)
+        os._exit(0)
+"#;
+
+#[test]
+fn a_program_that_forks_beyond_the_hard_limit_of_open_files_is_killed_by_name() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let far = command(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", FORKS_TOO_MANY]);
+    let mut limited = Command::new("prlimit");
+    limited.arg("--nofile=64:300").arg(far.get_program()).args(far.get_args());
+    let program = PagedProgram::start(limited.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0));
+    let output = program.finish();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("a forked child waits until a program has ended"), "{said}");
+    assert!(said.contains("had no descriptor for the child") && output.status.code() == Some(128 + 9), "{said}");
 }
 
 #[test]

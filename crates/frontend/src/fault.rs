@@ -111,6 +111,8 @@ pub struct FarJob {
     looked_for_places: Instant,
     report: FarReport,
     was_exhausted: bool,
+    /// A program that starts waits for a descriptor of this process.
+    accept_waits: bool,
     /// The log has said that no descriptor is left.
     was_without_descriptors: bool,
 }
@@ -161,6 +163,7 @@ impl FarJob {
             looked_for_places: now,
             report: FarReport::default(),
             was_exhausted: false,
+            accept_waits: false,
             was_without_descriptors: false,
         })
     }
@@ -186,7 +189,7 @@ impl FarJob {
         self.pager.pause_moves(true);
         self.store.pool().turn();
         self.hear();
-        if ready.joins || !self.greetings.is_empty() {
+        if ready.joins || self.accept_waits || !self.greetings.is_empty() {
             self.accept();
         }
         if ready.answers || self.processes.iter().any(Process::is_ending) {
@@ -243,8 +246,10 @@ impl FarJob {
             while let Some(Read::Messages(_)) = ended {
                 ended = Some(self.processes[index].userfault.read(|event| events.push(event)));
             }
-            if ended == Some(Read::NoDescriptors) {
-                self.note_descriptors("a forked child waits until a program has ended");
+            match ended {
+                Some(Read::NoDescriptors) => self.await_descriptor(index),
+                Some(_) => self.processes[index].fork_waits = None,
+                None => {}
             }
             let space = self.processes[index].space;
             // The kernel gives faults before changes that came earlier, and a page is to be filled as the change leaves it.

@@ -4,14 +4,17 @@
 //! moved out read as zeroes. So the userfaultfds must stay open as long as a paged program runs, also if the pager is
 //! killed. The two processes share one table of descriptors; if one ends, the other ends all programs and then itself.
 //! Programs are found as descendants: both processes adopt programs whose parent has ended (`PR_SET_CHILD_SUBREAPER`).
+//! The keeper has another name than the pager, so `killall byway` and `pkill byway` do not kill both.
 
 use std::collections::HashMap;
+use std::ffi::CStr;
 use std::fs::File;
 use std::time::Duration;
 
 use byway_reactor::userfault::split::fork_with_shared_descriptors;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitOptions, getpid, getppid, kill_process, set_child_subreaper, wait};
+use rustix::thread::set_name;
 
 /// Which of the two processes this is.
 #[derive(Clone, Copy, Debug)]
@@ -34,7 +37,9 @@ pub fn split() -> std::io::Result<Side> {
     let keeper = getpid();
     let child = fork_with_shared_descriptors()?;
     set_child_subreaper(Some(keeper))?;
-    Ok(child.map_or(Side::Pager(Keeper(keeper)), Side::Keeper))
+    let Some(pager) = child else { return Ok(Side::Pager(Keeper(keeper))) };
+    set_name(KEEPER_NAME)?;
+    Ok(Side::Keeper(pager))
 }
 
 impl Keeper {
@@ -47,6 +52,9 @@ impl Keeper {
 /// Descriptors for [`Spare::end_descendants`], which reads /proc also when the table, which both processes share, is full.
 #[derive(Debug)]
 pub struct Spare([File; SPARE_DESCRIPTORS]);
+
+/// The keeper's name for `ps`, `killall` and `pkill`.
+const KEEPER_NAME: &CStr = c"far-keeper";
 
 /// /proc, a file below it, and one more.
 const SPARE_DESCRIPTORS: usize = 3;

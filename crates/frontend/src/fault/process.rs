@@ -9,7 +9,7 @@ use byway_reactor::userfault::{FillError, Modes, Userfault};
 use byway_service::memory::pager::{FillOutcome, Moved, PAGE_BYTES, PageId, SpaceId};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
 
 use super::maps::{self, Candidate, Proc};
 
@@ -22,6 +22,8 @@ pub(super) struct Process {
     pub(super) helped: Option<Helped>,
     /// A thread of it that has waited for a page.
     pub(super) thread: Option<u32>,
+    /// Since when a fork of it waits for a descriptor of this process.
+    pub(super) fork_waits: Option<Instant>,
     /// What was wiped when this child was forked, and will be of its children, if nothing newer is known.
     wiped: Vec<Range<usize>>,
 }
@@ -85,16 +87,26 @@ impl Process {
             commanded: Vec::new(),
             mapped_bytes: 0,
         };
-        Ok(Self { space, userfault, helped: Some(helped), thread: None, wiped: Vec::new() })
+        Ok(Self { space, userfault, helped: Some(helped), thread: None, fork_waits: None, wiped: Vec::new() })
     }
 
     pub(super) fn of_child(space: SpaceId, userfault: Userfault, wiped: Vec<Range<usize>>) -> Self {
-        Self { space, userfault, helped: None, thread: None, wiped }
+        Self { space, userfault, helped: None, thread: None, fork_waits: None, wiped }
     }
 
     /// Its helper has gone, and what that means is not known yet.
     pub(super) fn is_ending(&self) -> bool {
         self.helped.as_ref().is_some_and(|helped| helped.ended.is_some())
+    }
+
+    /// Kills it. A forked child is known by a thread that has waited for a page; one of which none has cannot be killed.
+    pub(super) fn kill(&self) {
+        let thread = self.thread.and_then(|thread| Pid::from_raw(thread.cast_signed()));
+        let _ = match (&self.helped, thread) {
+            (Some(helped), _) => pidfd_send_signal(&helped.pidfd, Signal::KILL),
+            (None, Some(thread)) => kill_process(thread, Signal::KILL),
+            (None, None) => Ok(()),
+        };
     }
 
     /// The ranges that a child which is forked now has without their contents. A forked child's process is known once a thread of it has

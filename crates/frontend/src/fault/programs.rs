@@ -9,7 +9,7 @@ use byway_service::memory::pager::{Moved, SpaceId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, accept_with};
-use rustix::process::{Resource, Signal, getrlimit, pidfd_send_signal};
+use rustix::process::{Resource, getrlimit};
 
 use super::process::{self, Process};
 use super::{FEATURES, FarJob};
@@ -18,6 +18,9 @@ use crate::limits::{FAR_DESCRIPTORS_KEPT, FAR_GREETINGS_MAX, FAR_PROGRAMS_MAX};
 /// How long a program may be silent between connecting and its first word.
 const PATIENCE: Duration = Duration::from_secs(10);
 
+/// How long a fork waits for a descriptor for the child's userfaultfd. The kernel cannot refuse that fork any more.
+const FORK_PATIENCE: Duration = Duration::from_secs(5);
+
 /// How long a program may live on when its helper has ended.
 const HELPER_PATIENCE: Duration = Duration::from_secs(1);
 
@@ -25,12 +28,14 @@ impl FarJob {
     /// Takes programs that begin. One that says nothing holds up no other.
     pub(super) fn accept(&mut self) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        self.accept_waits = false;
         while self.greetings.len() < FAR_GREETINGS_MAX {
             match accept_with(&self.listener, flags) {
                 Ok(socket) => self.greetings.push((socket, Instant::now())),
                 Err(error) => {
-                    if matches!(error, Errno::MFILE | Errno::NFILE) {
-                        self.note_descriptors("a program that begins waits until another has ended");
+                    self.accept_waits = matches!(error, Errno::MFILE | Errno::NFILE);
+                    if self.accept_waits {
+                        self.note_descriptors("a program that starts waits until another has ended");
                     }
                     break;
                 }
@@ -89,6 +94,21 @@ impl FarJob {
         self.report.programs += 1;
         say(&answer, &[self.store.frames_bytes() as u64], Some(self.store.file()))?;
         Ok(())
+    }
+
+    /// A fork cannot be told, because this process can open no descriptor for the child: after a while its program is killed.
+    pub(super) fn await_descriptor(&mut self, index: usize) {
+        self.note_descriptors("a forked child waits until a program has ended");
+        let process = &mut self.processes[index];
+        if process.fork_waits.get_or_insert_with(Instant::now).elapsed() >= FORK_PATIENCE {
+            process.fork_waits = None;
+            tracing::error!(
+                process = process.helped.as_ref().map(|helped| helped.process).or(process.thread),
+                "a program forked, and byway far had no descriptor for the child for {} s; the program is killed",
+                FORK_PATIENCE.as_secs()
+            );
+            process.kill();
+        }
     }
 
     pub(super) fn next_space(&mut self) -> SpaceId {
@@ -151,8 +171,8 @@ impl FarJob {
                     process = helped.process,
                     "a program has ended its helper's thread, so its pages cannot be kept apart; it is killed"
                 );
-                let _ = pidfd_send_signal(&helped.pidfd, Signal::KILL);
                 helped.ended = None;
+                process.kill();
             }
         }
     }

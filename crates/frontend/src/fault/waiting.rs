@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
-use super::process::Helped;
+use super::process::{Helped, Process};
 use super::{FarJob, LOOK};
 use crate::limits::FAR_GREETINGS_MAX;
 
@@ -58,7 +58,7 @@ impl FarJob {
     pub(super) fn wait(&mut self) -> std::io::Result<Ready> {
         let node = self.rpc.node().descriptor()?;
         let mut fds = vec![PollFd::from_borrowed_fd(node, PollFlags::IN)];
-        if self.greetings.len() < FAR_GREETINGS_MAX {
+        if self.greetings.len() < FAR_GREETINGS_MAX && !self.accept_waits {
             fds.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         fds.extend(self.greetings.iter().map(|(socket, _)| PollFd::new(socket, PollFlags::IN)));
@@ -68,8 +68,10 @@ impl FarJob {
             fds.extend(helped.socket.as_ref().map(|socket| PollFd::new(socket, PollFlags::IN)));
         }
         let answers = joins.end..fds.len();
-        let is_read = |helped: &Option<Helped>| helped.as_ref().is_none_or(Helped::has_no_moves);
-        let read = self.processes.iter().filter(|process| is_read(&process.helped));
+        let is_read = |process: &&Process| {
+            process.helped.as_ref().is_none_or(Helped::has_no_moves) && process.fork_waits.is_none()
+        };
+        let read = self.processes.iter().filter(is_read);
         fds.extend(read.map(|process| PollFd::new(&process.userfault, PollFlags::IN)));
         let began = Instant::now();
         let spin = self.spin.time();
