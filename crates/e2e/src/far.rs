@@ -1,9 +1,10 @@
 //! Programs with far memory: a lender and `byway far`, which end with the test.
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, Output, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Server, binary};
 use byway_skip::{SkipReason, skip_this};
@@ -124,6 +125,29 @@ impl Drop for PagedProgram {
             let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
             let _ = self.0.wait();
         }
+    }
+}
+
+/// What a pager has written to its standard error so far: a thread reads it.
+pub struct Heard(Arc<Mutex<String>>);
+
+impl Heard {
+    /// Reads from now on.
+    pub fn of(stderr: ChildStderr) -> Self {
+        let heard = Arc::new(Mutex::new(String::new()));
+        let all = Arc::clone(&heard);
+        std::thread::spawn(move || {
+            let (mut stderr, mut line) = (BufReader::new(stderr), String::new());
+            while stderr.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
+                all.lock().unwrap_or_else(PoisonError::into_inner).push_str(&std::mem::take(&mut line));
+            }
+        });
+        Self(heard)
+    }
+
+    /// All lines.
+    pub fn all(&self) -> String {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

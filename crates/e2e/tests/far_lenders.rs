@@ -5,10 +5,9 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
-use byway_e2e::far::{can_page, python};
+use byway_e2e::far::{Heard, can_page, python};
 use byway_e2e::{LIMIT, Server, binary, find_tool, until};
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -61,7 +60,7 @@ impl Lender {
 struct CheckedProgram {
     child: Child,
     out: BufReader<std::process::ChildStdout>,
-    said: Arc<Mutex<String>>,
+    heard: Heard,
 }
 
 impl CheckedProgram {
@@ -74,15 +73,8 @@ impl CheckedProgram {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
-        let (said, mut err) = (Arc::new(Mutex::new(String::new())), BufReader::new(child.stderr.take().unwrap()));
-        let heard = Arc::clone(&said);
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            while err.read_line(&mut line).is_ok_and(|bytes| bytes > 0) {
-                heard.lock().unwrap().push_str(&std::mem::take(&mut line));
-            }
-        });
-        let mut job = Self { child, out, said };
+        let heard = Heard::of(child.stderr.take().unwrap());
+        let mut job = Self { child, out, heard };
         job.expect("filled");
         job
     }
@@ -100,7 +92,7 @@ impl CheckedProgram {
     }
 
     fn said(&self) -> String {
-        self.said.lock().unwrap().clone()
+        self.heard.all()
     }
 
     fn hears(&self, what: &str) {

@@ -140,7 +140,7 @@ fn a_borrower_has_no_more_than_is_lent_and_leaves_all_when_it_goes() {
 
 /// A lender of another version, with slabs of 1 MiB, until its slab is given back.
 fn lend_a_small_slab(lender: &Rpc) {
-    let memory = lender.node().register(1 << 20).unwrap();
+    let (memory, mut windows) = (lender.node().register(1 << 20).unwrap(), Vec::new());
     loop {
         let asked = lender.next_call(Deadline::after(SOON)).unwrap();
         match Method::from_number(asked.method).unwrap() {
@@ -149,7 +149,7 @@ fn lend_a_small_slab(lender: &Rpc) {
                 let window = lender.node().open_window(asked.session, &memory, 0..1 << 20, rights).unwrap();
                 let result = LeaseResult { slab: U64::new(7), bytes: U64::new(1 << 20), reserved: [0; 48] };
                 asked.token.reply(0, result.as_bytes(), &window.descriptor().to_bytes()).unwrap();
-                std::mem::forget(window);
+                windows.push(window);
             }
             Method::Return => {
                 assert_eq!(asked.arguments[..8], 7u64.to_le_bytes());
@@ -164,15 +164,15 @@ fn lend_a_small_slab(lender: &Rpc) {
 fn a_slab_that_is_too_small_for_the_pool_is_given_back_and_refused_by_name() {
     let spoken = Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: Some(Grant { calls: 16, notices: 0 }) };
     let lender = Rpc::open_for(&NodeOptions::default(), vec![spoken]).unwrap();
-    let at = lender.node().listen(&parse_address("127.0.0.1:0").unwrap()).unwrap().unwrap();
+    let at = lender.node().listen(&parse_address("tcp://127.0.0.1:0").unwrap()).unwrap().unwrap();
     let thread = std::thread::spawn(move || lend_a_small_slab(&lender));
     let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
-    let borrower = Borrower::connect_on(&rpc, &parse_address(&at.to_string()).unwrap(), SOON).unwrap();
+    let borrower = Borrower::connect_on(&rpc, &Address::Tcp(at), SOON).unwrap();
     let frames = rpc.node().register((POOL_COPIES_MAX + 1) * PAGE_BYTES).unwrap();
     let lenders = vec![LenderAt::of("small".to_owned(), &borrower)];
     let mut pool = PoolClient::new(&rpc, lenders, (Class::None, None), (frames, PLACES_PER_SLAB)).unwrap();
     pool.want_slab();
-    let mut turn = |pool: &mut PoolClient| {
+    let turn = |pool: &mut PoolClient| {
         rpc.node().progress().unwrap();
         pool.turn();
         pool.next_told()

@@ -247,6 +247,24 @@ fn a_lender_is_slow_also_where_nothing_but_a_renewal_waits_for_it() {
 }
 
 #[test]
+fn a_lender_that_was_given_up_is_slow_until_its_operations_have_ended() {
+    let mut rig = Rig::new(Class::Disk, 1);
+    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
+    let [Action::Put(put, ..), Action::Write(write, ..)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(write, Ok(0), rig.now);
+    rig.now = rig.now + RENEW_EVERY;
+    rig.pool.tick(rig.now);
+    let [Action::Renew(renewal, 0)] = rig.actions()[..] else { panic!() };
+    rig.now = rig.now + LENDER_SILENCE_MAX;
+    rig.pool.tick(rig.now);
+    assert_eq!((rig.actions(), rig.pool.is_slow()), (vec![Action::Close(0)], true), "the put holds its frame");
+    rig.pool.renewed(renewal, Err(Failure::Gone), rig.now);
+    assert!(rig.pool.is_slow());
+    rig.pool.ended(put, Err(Failure::Gone), rig.now);
+    assert_eq!((rig.told(), rig.pool.is_slow()), (vec![Told::Put(1, PutEnd::Kept)], false));
+}
+
+#[test]
 fn a_slab_that_one_lender_does_not_lease_is_had_of_another() {
     let mut rig = Rig::new(Class::None, 2);
     rig.pool.want_slab(rig.now);

@@ -1,0 +1,238 @@
+//! Programs that others wrote print the same with half of their memory as without a limit; with `BYWAY_LONG=1` also with a quarter and
+//! with three quarters.
+
+use std::fmt::Write;
+use std::io::Read;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use byway_e2e::far::{Lender, PagedProgram, can_page, command, far};
+use byway_e2e::{LIMIT, find_tool, until};
+use byway_skip::{SkipReason, skip_this};
+
+/// How much of a program's memory may be here, in percent.
+fn percents() -> &'static [u64] {
+    if std::env::var_os("BYWAY_LONG").is_some() { &[75, 50, 25] } else { &[50] }
+}
+
+/// The limit for a program that needs so much, for `byway far`.
+fn limit(needs: u64, percent: u64) -> String {
+    format!("{}", (needs * percent / 100).max(16 << 20))
+}
+
+/// The words of a report behind "at most": what was here at once.
+fn resident(said: &str) -> u64 {
+    let after = said.split("; at most ").nth(1).unwrap_or_else(|| panic!("no report: {said}"));
+    let (number, unit) = after.split_once(' ').unwrap();
+    let unit = match unit.chars().next() {
+        Some('K') => 10,
+        Some('M') => 20,
+        Some('G') => 30,
+        _ => 0,
+    };
+    (number.parse::<f64>().unwrap() * f64::from(1u32 << unit)) as u64
+}
+
+/// Runs a program plain, then with all of its memory here, then with parts of it.
+fn compare(program: &[&str]) {
+    let plain = Command::new(program[0]).args(&program[1..]).output().unwrap();
+    assert!(plain.status.success(), "{program:?}: {}", String::from_utf8_lossy(&plain.stderr));
+    let lender = Lender::start();
+    let uri = &lender.uris()[0];
+    let all = far(uri, "64G", &["--class", "none"], program);
+    let said = String::from_utf8_lossy(&all.stderr);
+    assert!(all.status.success() && all.stdout == plain.stdout, "{program:?} with all of its memory: {said}");
+    let needs = resident(&said);
+    for percent in percents() {
+        let output = far(uri, &limit(needs, *percent), &["--class", "none"], program);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{program:?} at {percent} % of {needs}: {} {said}", output.status);
+        assert!(output.stdout == plain.stdout, "{program:?} at {percent} % of {needs}: another result; {said}");
+        assert!(!said.contains(" 0 put,"), "nothing was far: {said}");
+    }
+}
+
+/// Whether the program is there, and programs can be paged; says so if not.
+fn can_run(tool: &'static str) -> bool {
+    if find_tool(tool).is_none() {
+        skip_this(SkipReason::MissingTool(tool));
+        return false;
+    }
+    can_page()
+}
+
+#[test]
+fn sqlite_has_the_same_tables_in_memory() {
+    if !can_run("sqlite3") {
+        return;
+    }
+    compare(&[
+        "sqlite3",
+        ":memory:",
+        "create table t (a integer primary key, b text, c integer);
+         with recursive n (i) as (select 1 union all select i + 1 from n where i < 200000)
+             insert into t select i, printf('%064d', (i * 7919) % 200003), (i * 104729) % 1009 from n;
+         create index u on t (b); create index v on t (c);
+         delete from t where a % 7 = 3; update t set b = b || c where a % 5 = 1;
+         pragma integrity_check;
+         select c, count(*), sum(a), min(b), max(b) from t group by c order by c limit 50;
+         select sum(length(b)), total(a * c) from t;",
+    ]);
+}
+
+#[test]
+fn gcc_makes_the_same_code() {
+    if !can_run("gcc") {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let (path, mut source) = (folder.path().join("large.c"), String::new());
+    for number in 0..400 {
+        writeln!(
+            source,
+            "int f{number}(int *a, int n) {{ int s = {number}; for (int i = 0; i < n; i++) {{ \
+             if (a[i] % {0} == 3) s += a[i] * {number}; else s ^= a[(i * {0}) % n] >> 3; }} return s; }}",
+            number % 17 + 2
+        )
+        .unwrap();
+    }
+    std::fs::write(&path, source).unwrap();
+    compare(&["gcc", "-O2", "-S", "-o", "-", &path.display().to_string()]);
+}
+
+#[test]
+fn a_java_program_has_the_same_sum() {
+    if !can_run("java") {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/var/tmp").unwrap();
+    let path = folder.path().join("Sums.java");
+    let source = "import java.util.*;
+public class Sums {
+    public static void main(String[] a) {
+        Map<Integer, String> map = new HashMap<>();
+        for (int i = 0; i < 60000; i++) map.put(i * 31, \"value \" + i * 7L);
+        long sum = 0;
+        for (int turn = 0; turn < 2; turn++)
+            for (Map.Entry<Integer, String> e : map.entrySet()) sum = sum * 31 + e.getKey() + e.getValue().hashCode();
+        System.out.println(sum);
+    }
+}";
+    std::fs::write(&path, source).unwrap();
+    let path = path.display().to_string();
+    let flags = ["-Xmx96m", "-Xint", "-XX:+UseSerialGC", "-XX:-UsePerfData"];
+    let works = Command::new("java").args(flags).arg(&path).output().unwrap();
+    if !works.status.success() {
+        return skip_this(SkipReason::MissingTool("java with its compiler"));
+    }
+    compare(&[&["java"], &flags[..], &[&path]].concat());
+}
+
+/// A redis that a test asks, in a folder.
+struct Redis {
+    folder: PathBuf,
+}
+
+impl Redis {
+    fn new(folder: PathBuf) -> Self {
+        std::fs::create_dir(&folder).unwrap();
+        Self { folder }
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.folder.join(name).display().to_string()
+    }
+
+    fn program(&self) -> Vec<String> {
+        let words = ["redis-server", "--port", "0", "--save", "", "--enable-debug-command", "yes"];
+        let places = ["--unixsocket".to_owned(), self.path("socket"), "--dir".to_owned(), self.path("")];
+        words.into_iter().map(str::to_owned).chain(places).collect()
+    }
+
+    fn ask(&self, words: &[&str]) -> String {
+        let output = Command::new("redis-cli").arg("-s").arg(self.path("socket")).args(words).output().unwrap();
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Waits until it has loaded what is in its folder; gives the digest of that.
+    fn starts(&self, child: &mut Child) -> String {
+        until(Instant::now() + LIMIT, "redis", || {
+            assert!(child.try_wait().unwrap().is_none(), "redis has ended");
+            (self.ask(&["ping"]) == "PONG").then_some(())
+        });
+        self.ask(&["debug", "digest"])
+    }
+
+    /// Fills it, saves it from a forked child, loads it again; gives its digest each time.
+    fn work(&self, child: &mut Child) -> [String; 3] {
+        self.starts(child);
+        assert_eq!(self.ask(&["debug", "populate", "20000", "key", "1500"]), "OK");
+        let before = self.ask(&["debug", "digest"]);
+        assert!(self.ask(&["bgsave"]).contains("saving started"));
+        // The parent changes what its child saves.
+        let change = "for i = 0, 4000 do redis.call('set', 'key:' .. i, i) end return 'OK'";
+        assert_eq!(self.ask(&["eval", change, "0"]), "OK");
+        until(Instant::now() + LIMIT, "the save", || {
+            assert!(child.try_wait().unwrap().is_none(), "redis has ended");
+            let state = self.ask(&["info", "persistence"]);
+            state
+                .contains("rdb_bgsave_in_progress:0")
+                .then(|| assert!(state.contains("rdb_last_bgsave_status:ok"), "{state}"))
+        });
+        std::fs::copy(self.path("dump.rdb"), self.path("saved.rdb")).unwrap();
+        let changed = self.ask(&["debug", "digest"]);
+        assert_eq!(self.ask(&["debug", "reload"]), "OK");
+        let loaded = self.ask(&["debug", "digest"]);
+        self.ask(&["shutdown", "nosave"]);
+        [before, changed, loaded]
+    }
+
+    /// The digest of what its forked child has saved, as a plain redis loads it.
+    fn digest_of_saved(&self) -> String {
+        let other = Self::new(self.folder.join("other"));
+        std::fs::rename(self.path("saved.rdb"), other.path("dump.rdb")).unwrap();
+        let mut plain = other.start_plain();
+        let digest = other.starts(&mut plain.0);
+        other.ask(&["shutdown", "nosave"]);
+        plain.0.wait().unwrap();
+        digest
+    }
+
+    fn start_plain(&self) -> PagedProgram {
+        let program = self.program();
+        PagedProgram::start(Command::new(&program[0]).args(&program[1..]).stdout(Stdio::null()).process_group(0))
+    }
+}
+
+#[test]
+fn redis_saves_from_a_forked_child_and_loads_what_it_had() {
+    if !can_run("redis-server") {
+        return;
+    }
+    let (lender, folder) = (Lender::start(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let redis = Redis::new(folder.path().join("plain"));
+    let mut plain = redis.start_plain();
+    let expected = redis.work(&mut plain.0);
+    plain.0.wait().unwrap();
+    assert!(expected[0] != expected[1] && expected[1] == expected[2], "{expected:?}");
+    assert_eq!(redis.digest_of_saved(), expected[0]);
+    // It has 44 MiB.
+    for percent in percents() {
+        let (redis, limit) = (Redis::new(folder.path().join(percent.to_string())), limit(44 << 20, *percent));
+        let program = redis.program();
+        let program: Vec<&str> = program.iter().map(String::as_str).collect();
+        let mut command = command(&lender.uris()[0], &limit, &["--class", "disk"], &program);
+        let mut paged = PagedProgram::start(command.stdout(Stdio::null()));
+        let found = redis.work(&mut paged.0);
+        let mut said = String::new();
+        paged.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(
+            paged.0.wait().unwrap().success() && found == expected,
+            "at {limit}: {found:?}, not {expected:?}; {said}"
+        );
+        assert_eq!(redis.digest_of_saved(), expected[0], "at {limit}: the child saved something else; {said}");
+        assert!(!said.contains(" 0 put,"), "nothing was far: {said}");
+    }
+}
