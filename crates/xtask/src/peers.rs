@@ -9,6 +9,7 @@ mod contest;
 mod copies;
 mod cpu;
 mod far;
+mod file;
 mod fio;
 mod idle;
 mod native;
@@ -52,6 +53,8 @@ pub enum Task {
     Scale(ScaleOptions),
     /// Programs whose memory is far, beside plain runs and the kernel's swap; faults beside their parts. Needs root and the preload library.
     Far(DirectOptions),
+    /// A mounted share beside GlusterFS, sshfs, rclone, FUSE alone and the folder itself. Needs root.
+    File(FileOptions),
     /// What idle connections cost.
     Idle(IdleOptions),
     /// A server that only answers.
@@ -104,6 +107,18 @@ pub struct DirectOptions {
     /// A file is made there, and removed: of 1 GiB to be served, or of 512 MiB to swap to.
     #[arg(long, default_value = "/var/tmp")]
     folder: PathBuf,
+    #[command(flatten)]
+    contest: ContestOptions,
+}
+
+#[derive(Args)]
+pub struct FileOptions {
+    /// The file systems, in the order in which they take turns.
+    #[arg(long, value_delimiter = ',', default_value = "byway,gluster,sshfs,rclone,passthrough,local")]
+    systems: Vec<file::FileSystem>,
+    /// Only the groups whose name contains this: read, write, random, small, tar, tree, many, idle, attached.
+    #[arg(long)]
+    only: Option<String>,
     #[command(flatten)]
     contest: ContestOptions,
 }
@@ -207,6 +222,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Idle(options) => watch_connections(options),
         Task::Wires(options) => compare_wires(options, &settings),
         Task::Far(options) => compare_far(options, &settings),
+        Task::File(options) => compare_files(options, &settings),
         Task::Clients(options) => compare_clients(options, &settings),
         Task::Scale(options) => compare_scale(options, &settings),
         Task::Stub(_) => Ok(()),
@@ -264,6 +280,23 @@ fn compare_far(options: &DirectOptions, settings: &BTreeMap<String, String>) -> 
         println!("- {name}: {value}");
     }
     print!("\n{}", far::markdown(&rows));
+    if let Some(path) = json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn compare_files(options: &FileOptions, settings: &BTreeMap<String, String>) -> Result<()> {
+    let ContestOptions { rounds, seconds, json, byway } = &options.contest;
+    let byway = provide_byway(byway.as_deref())?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
+    let (systems, only) = (&options.systems, options.only.as_deref());
+    let rows = file::run(&byway, folder.path(), &file::Plan { systems, only, rounds: *rounds, seconds: *seconds })?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", file::markdown(&rows));
     if let Some(path) = json {
         std::fs::write(path, serde_json::to_string_pretty(&rows)?)
             .with_context(|| format!("cannot write {}", path.display()))?;

@@ -37,18 +37,27 @@ pub fn run(case: &Case, uri: &str, seconds: u32) -> Result<Outcome> {
     parse(&text, case.pattern).with_context(|| format!("{} at {uri}", case.name))
 }
 
-/// Random reads of a local file past the page cache.
-pub fn run_local(file: &Path, block_bytes: u32, depth: u32, seconds: u32) -> Result<Outcome> {
+/// Reads or writes a local file or device past the page cache.
+pub fn run_local(
+    file: &Path,
+    engine: &str,
+    pattern: &str,
+    block_bytes: u32,
+    depth: u32,
+    seconds: u32,
+) -> Result<Outcome> {
     let text = process::output(
         Command::new("fio")
-            .args(["--name=local", "--ioengine=io_uring", "--direct=1", "--rw=randread", "--time_based"])
+            .args(["--name=local", "--direct=1", "--time_based"])
             .args(["--norandommap", "--randrepeat=1", "--output-format=json"])
+            .arg(format!("--ioengine={engine}"))
+            .arg(format!("--rw={pattern}"))
             .arg(format!("--filename={}", file.display()))
             .arg(format!("--bs={block_bytes}"))
             .arg(format!("--iodepth={depth}"))
             .arg(format!("--runtime={seconds}")),
     )?;
-    parse(&text, "randread")
+    parse(&text, pattern)
 }
 
 fn parse(text: &str, pattern: &str) -> Result<Outcome> {

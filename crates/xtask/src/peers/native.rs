@@ -79,7 +79,7 @@ pub fn direct(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
         let local = Contestant {
             name: "fio, O_DIRECT",
             run: Box::new(move || {
-                let result = fio::run_local(file, bytes, depth, seconds)?;
+                let result = fio::run_local(file, "io_uring", "randread", bytes, depth, seconds)?;
                 Ok(Figures {
                     iops: result.iops,
                     megabytes_per_second: result.bytes_per_second / 1e6,
@@ -157,7 +157,7 @@ fn start_node_with(byway: &Path, volume: &str, folder: &Path, more: &[&str]) -> 
     Ok(node)
 }
 
-fn wait_for_port(port: u16) -> Result<()> {
+pub fn wait_for_port(port: u16) -> Result<()> {
     process::wait_for("a server to accept connections", Duration::from_secs(10), || {
         Ok(std::net::TcpStream::connect(("127.0.0.1", port)).is_ok().then_some(()))
     })

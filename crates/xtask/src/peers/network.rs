@@ -42,7 +42,8 @@ pub fn run_again_isolated() -> Result<()> {
 
 fn run_again() -> Result<()> {
     let mut command = Command::new("unshare");
-    command.args(["--net", "--"]);
+    // Mounts of a measurement end with it.
+    command.args(["--net", "--mount", "--"]);
     command.arg(std::env::current_exe()?).args(std::env::args_os().skip(1)).env(INSIDE, "1");
     // A signal ends the measurement inside, which takes its servers along; this program stays to put the list back.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
