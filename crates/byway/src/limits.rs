@@ -17,6 +17,10 @@ pub const MOUNT_THREADS: usize = 8;
 /// Threads of a mount that have the kernel drop stale pages before it is told a file's attributes. They wait for reads under way.
 pub const MOUNT_DROP_THREADS: usize = 2;
 
+/// Bytes that the kernel reads ahead of a program that reads a file of a mount from start to end: requests of 1 MiB, some at once.
+/// It is also what a fault of a mapped file may bring.
+pub const MOUNT_READ_AHEAD_BYTES: u64 = 4 << 20;
+
 /// Locks that the programs of a mount wait for; a further wait is refused with `ENOLCK`. Each has a thread, and takes one of the
 /// session's calls.
 pub const MOUNT_LOCKS_WAITING_MAX: usize = 64;

@@ -80,6 +80,28 @@ fn what_a_mount_knows_costs_no_message() {
 }
 
 #[test]
+fn a_file_that_is_read_from_start_to_end_is_asked_for_in_large_pieces() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new(",users=squash:0,writers=exclusive");
+    std::fs::write(rig.below().join("file"), noise(16 << 20, 3)).unwrap();
+    let _server = rig.serve();
+    let one = rig.mount("one", &rig.unix(), &[]);
+    until_free(&one, "a lease", || assert_eq!(std::fs::metadata(one.path("file")).unwrap().len(), 16 << 20));
+    let before = messages(&one);
+    let mut file = File::open(one.path("file")).unwrap();
+    assert_eq!(std::io::copy(&mut file, &mut std::io::sink()).unwrap(), 16 << 20);
+    drop(file);
+    let messages = messages(&one) - before;
+    assert!(
+        messages <= 40,
+        "{messages} messages for 16 MiB, of 128 KiB each if the kernel does not read ahead further"
+    );
+    one.unmount();
+}
+
+#[test]
 fn git_status_on_a_warm_tree_costs_no_message() {
     if lacks_mounts() {
         return;

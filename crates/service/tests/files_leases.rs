@@ -102,6 +102,72 @@ fn what_is_known_is_not_asked_for_again_until_another_client_changes_it() {
     }
 }
 
+#[test]
+fn a_listing_brings_leases_on_its_entries() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::create_dir(below.path().join("folder")).unwrap();
+    for number in 0..100 {
+        std::fs::write(below.path().join(format!("folder/{number}")), b"12345").unwrap();
+    }
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    let folder = one.find(b"folder").unwrap();
+    until_cached(&server, || assert!(one.0.attributes(ME, folder, None).is_ok()));
+    let handle = one.0.open_directory(ME, folder).unwrap();
+    let (mut listed, mut cookie) = (Vec::new(), 0);
+    loop {
+        let part = one.0.read_directory(ME, handle, cookie, 16 << 10, true).unwrap();
+        let Some(last) = part.last() else { break };
+        cookie = last.cookie;
+        listed.extend(part.into_iter().filter_map(|one| Some((one.name, one.node?))));
+    }
+    assert_eq!(listed.len(), 100);
+    let before = server.answered();
+    for (name, node) in &listed {
+        assert_eq!(one.0.look_up(ME, folder, name).map(|found| found.node), Ok(*node));
+        assert_eq!(one.size(*node), 5);
+    }
+    let answers = server.answered() - before;
+    assert!(answers <= 2, "{answers} answers, which a renewal may have been");
+
+    let (same_folder, (name, node)) = (two.find(b"folder").unwrap(), &listed[7]);
+    two.resize(two.0.look_up(ME, same_folder, name).unwrap().node, 70);
+    assert_eq!(one.size(*node), 70, "changed by the other");
+    two.0.unlink(ME, same_folder, name).unwrap();
+    assert_eq!(one.0.look_up(ME, folder, name), Err(Errno::NOENT));
+}
+
+#[test]
+fn a_client_that_removes_or_moves_what_it_knows_is_asked_to_return_no_lease() {
+    let below = tempfile::tempdir().unwrap();
+    for name in ["removed", "moved", "replaced", "another"] {
+        std::fs::write(below.path().join(name), name).unwrap();
+    }
+    std::fs::create_dir(below.path().join("folder")).unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    let names: [&[u8]; 4] = [b"removed", b"moved", b"replaced", b"folder"];
+    let look = |client: &Cached| names.iter().for_each(|name| _ = client.find(name).unwrap());
+    until_cached(&server, || look(&one));
+
+    let before = server.answered();
+    one.0.unlink(ME, ROOT, b"removed").unwrap();
+    one.0.remove_directory(ME, ROOT, b"folder").unwrap();
+    one.0.rename(ME, (ROOT, b"moved"), (ROOT, b"replaced"), 0).unwrap();
+    let answers = server.answered() - before;
+    assert!(answers <= 4, "{answers} answers: three, and perhaps a renewal's; three more would have recalled leases");
+    assert_eq!((one.find(b"removed"), one.find(b"moved")), (Err(Errno::NOENT), Err(Errno::NOENT)));
+
+    // Of a file that has taken the name meanwhile, the lease is recalled, from this client and from others.
+    let replaced = one.find(b"replaced").unwrap();
+    until_cached(&server, || assert!(one.find(b"another").is_ok() && one.size(replaced) == 5));
+    two.0.rename(ME, (ROOT, b"another"), (ROOT, b"replaced"), 0).unwrap();
+    until_cached(&server, || assert_eq!(one.find(b"replaced").map(|node| one.size(node)), Ok(7)));
+    assert_eq!(one.find(b"another"), Err(Errno::NOENT));
+    one.0.unlink(ME, ROOT, b"replaced").unwrap();
+    assert_eq!(two.find(b"replaced"), Err(Errno::NOENT));
+}
+
 /// What a kernel was told to drop.
 #[derive(Debug, Default)]
 struct FakeKernel {

@@ -4,7 +4,6 @@
 //! and listings go through it, and the kernel uses attributes without asking (`cached.rs`). It asks for each name.
 //! Each request is answered by the thread that read it, but for waits for locks and for stale pages, which have threads of their own.
 
-use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -98,11 +97,6 @@ pub(super) struct Mounted {
     stale: StalePages,
 }
 
-thread_local! {
-    /// What is read on its way to the kernel.
-    static BYTES: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
-
 /// An entry that the kernel asks for again each time.
 fn entry(found: &Found) -> Entry {
     Entry { node: found.node, attr: attr(&found.attributes), ..Entry::default() }
@@ -138,18 +132,18 @@ impl Mounted {
         let Caller { uid, gid, .. } = parsed.caller;
         let me = client::Caller { uid, gid, groups: &groups };
         match parsed.operation {
-            Operation::Read { handle, offset, size, .. } => BYTES.with_borrow_mut(|bytes| {
-                bytes.resize(bytes.len().max(size as usize), 0);
-                let into = &mut bytes[..size as usize];
+            Operation::Read { handle, offset, size, .. } => {
                 let pages = self.client.begin_page_read(parsed.node);
-                let read = self.client.read(me, handle, offset, into);
+                let read = self.client.read_data(me, handle, offset, size as usize);
                 let good = self.client.end_page_read(parsed.node, pages);
-                let given = give(reply, read, |reply, count| reply.data(&into[..count]));
+                let given = give(reply, read, |reply, data| {
+                    reply.data_by(data.len(), |kernel, head| data.write_to(kernel, head));
+                });
                 if !good {
                     self.stale.drop_pages(parsed.node);
                 }
                 given
-            }),
+            }
             Operation::Write(write) => {
                 // Pages of a mapped file have their places, whatever handle they come by.
                 let appends = write.flags & APPEND != 0 && !write.from_cache;

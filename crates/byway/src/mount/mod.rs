@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use byway_frontend::fuse::mount::{MountError, MountOptions, mount, unmount};
+use byway_frontend::fuse::mount::{MountError, MountOptions, mount, set_read_ahead, unmount};
 use byway_frontend::fuse::session::Wishes;
 use byway_frontend::fuse::{Driver, DriverError};
 use byway_service::file::client::{Client, ClientError, ClientOptions};
@@ -18,7 +18,7 @@ use clap::Args;
 
 use self::cached::Kernel;
 use self::filesystem::Mounted;
-use crate::limits::MOUNT_THREADS;
+use crate::limits::{MOUNT_READ_AHEAD_BYTES, MOUNT_THREADS};
 use crate::remote::{RemoteUri, RemoteUriError};
 use crate::tls::{ClientTlsArguments, ClientTlsError};
 
@@ -170,6 +170,9 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     if driver.wait_until_ready(BEGIN_LIMIT).is_none() {
         let _ = unmount(&arguments.directory, true);
         return Err(CommandError::NotBegun);
+    }
+    if let Err(error) = set_read_ahead(&arguments.directory, MOUNT_READ_AHEAD_BYTES) {
+        tracing::debug!(%error, "the kernel reads 128 KiB ahead");
     }
     let kernel = Kernel { notifier: driver.notifier(), stale };
     client.keep_caches(Some(Arc::new(kernel))).map_err(CommandError::Thread)?;

@@ -13,7 +13,9 @@
 //! closed. So memory that one peer may put into must not hold another peer's data, and references to it are not given out
 //! any more.
 
+use std::io;
 use std::ops::{Deref, Range};
+use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -185,6 +187,33 @@ impl Memory {
         // loops, peers and the kernel may write there: all of them by copies of this kind, or from outside of the process.
         unsafe { bytewise::copy(self.mapping.as_ptr().add(range.start), into.as_mut_ptr(), range.len()) };
         Ok(())
+    }
+
+    /// Writes bytes of it to a descriptor, behind `head`, by one system call; gives how many bytes that has taken, of both. As
+    /// [`Memory::read`], also while operations or peers use the memory.
+    ///
+    /// # Errors
+    /// `EINVAL` if the range does not lie in the memory, and the system call's.
+    pub fn write_to(&self, fd: BorrowedFd<'_>, head: &[u8], range: Range<usize>) -> io::Result<usize> {
+        let range = self.check(&range).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        // SAFETY: within the mapping, by the check.
+        let bytes = unsafe { self.mapping.as_ptr().add(range.start) };
+        let parts = [
+            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
+            libc::iovec { iov_base: bytes.cast(), iov_len: range.len() },
+        ];
+        loop {
+            // SAFETY: the kernel reads `head`, and the mapping, which lives as long as `self`. That others write there meanwhile, by
+            // copies as in `read` or from outside of the process, changes what it reads and nothing else.
+            let written = unsafe { libc::writev(fd.as_raw_fd(), parts.as_ptr(), parts.len() as libc::c_int) };
+            if let Ok(written) = usize::try_from(written) {
+                return Ok(written);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
     }
 
     /// Copies bytes in from `at` on, also while operations or peers use the memory. A peer that gets them at that moment, over

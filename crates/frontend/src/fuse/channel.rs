@@ -90,10 +90,21 @@ impl Channel {
             Err(errno) => (-errno, &[][..]),
         };
         let bytes = parts.iter().map(|part| part.len()).sum();
-        match self.write(reply::header(unique, error, bytes), parts) {
-            Err(Errno::NOENT | Errno::NODEV | Errno::CONNABORTED) => Ok(()),
-            result => Ok(result?),
-        }
+        unless_withdrawn(self.write(reply::header(unique, error, bytes), parts).map_err(io::Error::from))
+    }
+
+    /// Answers a request with a payload that `write` sends: it gets the descriptor and the bytes to send before the payload, all by one
+    /// system call.
+    ///
+    /// # Errors
+    /// See [`Channel::reply`].
+    pub fn reply_by(
+        &self,
+        unique: u64,
+        payload_bytes: usize,
+        write: impl FnOnce(BorrowedFd<'_>, &[u8]) -> io::Result<usize>,
+    ) -> io::Result<()> {
+        unless_withdrawn(write(self.0.as_fd(), reply::header(unique, 0, payload_bytes).as_bytes()).map(|_| ()))
     }
 
     /// Writes a reply or a notification, which the kernel takes as a whole.
@@ -108,6 +119,14 @@ impl Channel {
             *slice = IoSlice::new(part);
         }
         rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, &slices[..=parts.len()])).map(|_| ())
+    }
+}
+
+fn unless_withdrawn(answered: io::Result<()>) -> io::Result<()> {
+    let is_withdrawn = |error| matches!(error, Errno::NOENT | Errno::NODEV | Errno::CONNABORTED);
+    match answered {
+        Err(error) if Errno::from_io_error(&error).is_some_and(is_withdrawn) => Ok(()),
+        answered => answered,
     }
 }
 

@@ -3,6 +3,7 @@
 mod buffer;
 
 use std::io::{self, IoSliceMut};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -238,7 +239,11 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
 }
 
 fn answer(channel: &Channel, unique: u64, with: Result<&[&[u8]], i32>) {
-    if let Err(error) = channel.reply(unique, with) {
+    note_answered(channel, unique, channel.reply(unique, with));
+}
+
+fn note_answered(channel: &Channel, unique: u64, answered: io::Result<()>) {
+    if let Err(error) = answered {
         tracing::error!(%error, unique, "cannot send a reply to the kernel");
         // It waits for one still, if it did not end the request with an error of its own.
         let _ = channel.reply(unique, Err(Errno::IO.raw_os_error()));
@@ -296,6 +301,11 @@ impl Reply {
         self.send(Ok(&[bytes]));
     }
 
+    /// So many bytes, which `write` sends with the bytes that it gets, before them, by one system call.
+    pub fn data_by(mut self, bytes: usize, write: impl FnOnce(BorrowedFd<'_>, &[u8]) -> io::Result<usize>) {
+        self.finish(|channel, unique| channel.reply_by(unique, bytes, write));
+    }
+
     /// The same from up to 64 places.
     pub fn data_parts(self, parts: &[&[u8]]) {
         self.send(Ok(parts));
@@ -332,10 +342,10 @@ impl Reply {
     }
 
     fn send(mut self, with: Result<&[&[u8]], i32>) {
-        self.finish(with);
+        self.finish(|channel, unique| channel.reply(unique, with));
     }
 
-    fn finish(&mut self, with: Result<&[&[u8]], i32>) {
+    fn finish(&mut self, reply: impl FnOnce(&Channel, u64) -> io::Result<()>) {
         self.answered = true;
         // The number may come again as soon as the kernel has the answer.
         let was_full = {
@@ -344,7 +354,7 @@ impl Reply {
             session.finish(self.unique);
             was_full
         };
-        answer(&self.channel, self.unique, with);
+        note_answered(&self.channel, self.unique, reply(&self.channel, self.unique));
         if was_full {
             self.shared.changed.notify_all();
         }
@@ -354,7 +364,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if !self.answered {
-            self.finish(Err(Errno::IO.raw_os_error()));
+            self.finish(|channel, unique| channel.reply(unique, Err(Errno::IO.raw_os_error())));
         }
     }
 }

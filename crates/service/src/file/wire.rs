@@ -199,11 +199,12 @@ pub struct Arguments {
     pub node: U64,
     /// Another one.
     pub second: U64,
-    /// First byte, cookie or index.
+    /// First byte, cookie or index. `Unlink`, `RemoveDirectory` and `Rename`: the node that the client takes the name for, and of which it
+    /// has dropped what it kept, or 0.
     pub offset: U64,
     /// Bytes.
     pub len: U64,
-    /// `CopyRange`: first byte of the destination. `Lock`: the owner. `Seek`: nothing.
+    /// `CopyRange`: first byte of the destination. `Lock`: the owner. `Rename`: as `offset`, of the second name.
     pub extra: U64,
     /// Flags of the method.
     pub flags: U32,
@@ -381,6 +382,8 @@ pub struct DirectoryEntry {
     pub cookie: U64,
     /// The node; all zeroes but for `ino` and the type in `mode` if the entry could not be looked up.
     pub entry: Entry,
+    /// Version of the lease on the node that comes with the answer, 0 for none.
+    pub lease: U64,
     /// Bytes of the name.
     pub name_len: U16,
 }
@@ -434,7 +437,7 @@ pub struct ShareEntry {
 const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 32);
 const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
 const _: () = assert!(size_of::<GrantedLeases>() == 16 && size_of::<Lease>() == 16);
-const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 122);
+const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 130);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
 
 /// Why a call failed.

@@ -6,7 +6,7 @@ use byway_reactor::Instant;
 use byway_service::file::client::leases::{CachedEntry, Invalid, Leases, OpenMode, PageRead, Ticket};
 use byway_service::limits::{FILE_LEASE_RENEWAL, FILE_LEASE_USE};
 
-use super::server::named;
+use super::server::given_up;
 use super::{Answer, Body, Chance, FILES, Kind, Message, NAMES, Register, Truth};
 
 const PROGRAMS: usize = 3;
@@ -187,7 +187,7 @@ impl Agent {
         let lost = std::mem::take(&mut self.sent);
         for program in 0..PROGRAMS {
             self.programs[program] = match self.programs[program] {
-                Doing::Asks { kind, call, .. } if lost.contains_key(&call) && !named(kind).is_empty() => {
+                Doing::Asks { kind, call, .. } if lost.contains_key(&call) && !given_up(kind).is_empty() => {
                     self.end_change(kind);
                     Doing::Nothing
                 }
@@ -319,8 +319,11 @@ impl Agent {
             14..16 => Kind::Write(file),
             16 => Kind::Chmod(file),
             17 => Kind::Link(file, name),
-            18 => Kind::Unlink(name),
-            _ => Kind::Rename(name, (name + 1) % NAMES),
+            18 => Kind::Unlink(name, self.believed_file(name, now, chance)),
+            _ => {
+                let to = (name + 1) % NAMES;
+                Kind::Rename(name, to, [name, to].map(|name| self.believed_file(name, now, chance)))
+            }
         };
         let known = match kind {
             Kind::Stat(node) => {
@@ -342,16 +345,25 @@ impl Agent {
             truth.cached += 1;
             return Doing::Nothing;
         }
-        for node in self.leases.begin_change(&named(kind), now) {
+        for node in self.leases.begin_change(&given_up(kind), now) {
             self.drop_attributes(node, start);
         }
-        for node in named(kind) {
+        for node in given_up(kind) {
             self.pages.entry(node).or_default().good = false;
         }
         if let Kind::Write(node) = kind {
             self.leases.begin_writer(node);
         }
         Doing::Asks { kind, call: self.send(kind, now, wire), start }
+    }
+
+    /// The file that a name is taken for; it may have gone to another name.
+    fn believed_file(&self, name: u8, now: Instant, chance: &mut Chance) -> u64 {
+        match self.leases.entry(DIRECTORY, &[name], now) {
+            Some(CachedEntry::Node(node, _)) => node,
+            Some(CachedEntry::Absent) => 0,
+            None => chance.below(FILES as usize + 1) as u64,
+        }
     }
 
     fn glance(&self, now: Instant, chance: &mut Chance, truth: &mut Truth) {
@@ -427,7 +439,7 @@ impl Agent {
     }
 
     fn end_change(&mut self, kind: Kind) {
-        self.leases.end_change(&named(kind));
+        self.leases.end_change(&given_up(kind));
         if let Kind::Write(node) = kind {
             self.leases.end_writer(node);
         }
@@ -487,7 +499,7 @@ impl Agent {
         let Some(program) = self.programs.iter().position(waits) else { return };
         self.programs[program] = match self.programs[program] {
             Doing::Asks { kind, start, .. } => {
-                if !named(kind).is_empty() {
+                if !given_up(kind).is_empty() {
                     self.end_change(kind);
                 }
                 if found != DIRECTORY {

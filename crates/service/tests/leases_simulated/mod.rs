@@ -46,9 +46,10 @@ pub enum Kind {
     LookUp(u8),
     Write(u64),
     Chmod(u64),
-    Unlink(u8),
+    /// And the file that the client takes it for, or 0.
+    Unlink(u8, u64),
     Link(u64, u8),
-    Rename(u8, u8),
+    Rename(u8, u8, [u64; 2]),
 }
 
 /// What a call is answered with.

@@ -159,7 +159,7 @@ impl Server {
                 _ => {
                     let nodes = changed(kind, truth);
                     let files: Vec<_> = nodes.iter().map(|node| id(*node)).collect();
-                    let own: Vec<_> = named(kind).into_iter().map(id).collect();
+                    let own: Vec<_> = given_up(kind).into_iter().map(id).collect();
                     match self.leases.begin(session, &files, &own, number, now) {
                         Some((change, false)) => self.calls[at].stage = Stage::Begun(change),
                         // It is told when the change has begun.
@@ -225,12 +225,26 @@ fn read(kind: Kind, truth: &Truth) -> Answer {
     }
 }
 
-/// Nodes that the client of a call names itself: it has dropped what it had cached of them.
-pub fn named(kind: Kind) -> Vec<u64> {
+/// Nodes of which the client of a call has dropped what it had cached: those that it names, and those that it takes names for.
+pub fn given_up(kind: Kind) -> Vec<u64> {
+    let mut nodes = named(kind);
+    match kind {
+        Kind::Unlink(_, file) => nodes.push(file),
+        Kind::Rename(_, _, files) => nodes.extend(files),
+        _ => {}
+    }
+    // No file is 0, which is the directory.
+    nodes.sort_unstable();
+    nodes.dedup();
+    nodes
+}
+
+/// Nodes that the client of a call names itself.
+fn named(kind: Kind) -> Vec<u64> {
     match kind {
         Kind::Write(node) | Kind::Chmod(node) => vec![node],
         Kind::Link(node, _) => vec![DIRECTORY, node],
-        Kind::Unlink(_) | Kind::Rename(..) => vec![DIRECTORY],
+        Kind::Unlink(..) | Kind::Rename(..) => vec![DIRECTORY],
         _ => Vec::new(),
     }
 }
@@ -240,8 +254,8 @@ fn changed(kind: Kind, truth: &Truth) -> Vec<u64> {
     let mut nodes = named(kind);
     let of = |name| truth.now(Register::Name(name));
     match kind {
-        Kind::Rename(from, to) => nodes.extend([of(from), of(to)]),
-        Kind::Unlink(name) | Kind::Link(_, name) => nodes.push(of(name)),
+        Kind::Rename(from, to, _) => nodes.extend([of(from), of(to)]),
+        Kind::Unlink(name, _) | Kind::Link(_, name) => nodes.push(of(name)),
         _ => {}
     }
     nodes.sort_unstable();
@@ -262,7 +276,7 @@ fn apply(kind: Kind, truth: &mut Truth) {
             stamp(truth, node);
         }
         Kind::Chmod(node) => stamp(truth, node),
-        Kind::Unlink(name) => {
+        Kind::Unlink(name, _) => {
             let gone = truth.now(Register::Name(name));
             truth.set(Register::Name(name), 0);
             stamp(truth, gone);
@@ -274,7 +288,7 @@ fn apply(kind: Kind, truth: &mut Truth) {
                 stamp(truth, node);
             }
         }
-        Kind::Rename(from, to) => {
+        Kind::Rename(from, to, _) => {
             let (moved, replaced) = (truth.now(Register::Name(from)), truth.now(Register::Name(to)));
             if moved != 0 && moved != replaced {
                 truth.set(Register::Name(from), 0);

@@ -1,5 +1,7 @@
 //! Memory for large reads and writes, with windows that stay open to the server's session.
 
+use std::io::IoSlice;
+use std::os::fd::BorrowedFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use byway_fabric::node::{Descriptor, Memory, Node, Rights, Session, SubmitError, Window};
@@ -23,14 +25,95 @@ impl Buffer {
         self.window.descriptor()
     }
 
-    /// Copies what the server has put there.
-    pub(super) fn read(&self, into: &mut [u8]) -> Result<(), SubmitError> {
-        self.memory.read(0, into)
-    }
-
     /// Copies in what the server is to get.
     pub(super) fn write(&self, from: &[u8]) -> Result<(), SubmitError> {
         self.memory.write(0, from)
+    }
+}
+
+/// A buffer of a call that has ended; it is given back when this is dropped.
+#[derive(Debug)]
+pub(super) struct BufferInUse<'a> {
+    buffer: Option<Buffer>,
+    buffers: &'a Buffers,
+}
+
+impl<'a> BufferInUse<'a> {
+    pub(super) fn new(buffer: Buffer, buffers: &'a Buffers) -> Self {
+        Self { buffer: Some(buffer), buffers }
+    }
+
+    fn memory(&self) -> Result<&Memory, Errno> {
+        self.buffer.as_ref().map(|buffer| &buffer.memory).ok_or(Errno::IO)
+    }
+}
+
+impl Drop for BufferInUse<'_> {
+    fn drop(&mut self) {
+        if let Some(buffer) = self.buffer.take() {
+            self.buffers.give_back(buffer);
+        }
+    }
+}
+
+/// Bytes that were read, where the server has put them.
+#[derive(Debug)]
+pub struct Data<'a>(pub(super) Place<'a>);
+
+/// Where they are.
+#[derive(Debug)]
+pub(super) enum Place<'a> {
+    /// They came with the answer.
+    Message(Vec<u8>),
+    /// So many at the start of a buffer.
+    Buffer(BufferInUse<'a>, usize),
+}
+
+impl Data<'_> {
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        match &self.0 {
+            Place::Message(bytes) => bytes.len(),
+            Place::Buffer(_, len) => *len,
+        }
+    }
+
+    /// None: at the end of the file.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// More than were asked for are an error of the server.
+    pub(super) fn of_at_most(self, len: usize) -> Result<Self, Errno> {
+        if self.len() <= len { Ok(self) } else { Err(Errno::PROTO) }
+    }
+
+    /// Copies them to the start of `into`, which is as long at least.
+    ///
+    /// # Errors
+    /// `EIO` if it is shorter.
+    pub fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
+        let into = into.get_mut(..self.len()).ok_or(Errno::IO)?;
+        match &self.0 {
+            Place::Message(bytes) => into.copy_from_slice(bytes),
+            Place::Buffer(buffer, _) => buffer.memory()?.read(0, into).map_err(|_| Errno::IO)?,
+        }
+        Ok(())
+    }
+
+    /// Writes them to a descriptor, behind `head`, by one system call and without a copy in this process; gives how many bytes that has
+    /// taken, of both.
+    ///
+    /// # Errors
+    /// The system call's.
+    pub fn write_to(&self, fd: BorrowedFd<'_>, head: &[u8]) -> std::io::Result<usize> {
+        match &self.0 {
+            Place::Message(bytes) => {
+                let parts = [IoSlice::new(head), IoSlice::new(bytes)];
+                Ok(rustix::io::retry_on_intr(|| rustix::io::writev(fd, &parts))?)
+            }
+            Place::Buffer(buffer, len) => buffer.memory()?.write_to(fd, head, 0..*len),
+        }
     }
 }
 

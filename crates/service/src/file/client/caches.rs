@@ -139,7 +139,7 @@ fn granted(reply: &Reply) -> (Option<u64>, Option<u64>) {
 
 impl Client {
     pub(super) fn changing(&self, method: Method, ask: &Ask<'_>) -> Changing<'_> {
-        let nodes: Vec<u64> = self.changed_nodes(method, ask).into_iter().flatten().collect();
+        let nodes: Vec<u64> = self.changed_nodes(method, ask).into_iter().chain(ask.given_up).flatten().collect();
         if !nodes.is_empty() {
             let (invalid, unopened) = {
                 let mut state = self.caches.state();
@@ -205,6 +205,25 @@ impl Client {
             if let (Some(_), Some(name)) = (version, name) {
                 state.names.insert(name.name, node);
             }
+        }
+    }
+
+    /// Takes what an entry of a listing says. The directory's lease does not come with it, the entry's version does, or 0.
+    pub(super) fn learn_listed(
+        &self,
+        caller: Caller<'_>,
+        ticket: Ticket,
+        (parent, name): (u64, &[u8]),
+        found: &Found,
+        version: u64,
+    ) {
+        let (kept, granted) = (self.kept_name(caller, name), (version != 0).then_some(version));
+        let remote = self.table().remote(found.node);
+        let mut state = self.caches.state();
+        state.leases.learn_entry(ticket, parent, false, &kept, Some(found.node));
+        state.leases.learn(ticket.of_found(), found.node, granted, Some(found.attributes), now());
+        if let (Some(_), Some(remote)) = (granted, remote) {
+            state.names.insert(remote.name, found.node);
         }
     }
 

@@ -11,6 +11,7 @@ use super::super::wire::{
     Attributes, CallError, Entry, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
     read_directory,
 };
+use super::buffers::{Buffer, BufferInUse, Data, Place};
 use super::connection::{Failure, Live};
 use super::leases::Fact;
 use super::table::{Opened, Remote};
@@ -147,12 +148,25 @@ impl Client {
         Ok(self.hold(live, parent, name, &entry_of(&reply)?))
     }
 
+    /// Changes names, and gives up what is cached of the files that they are known to lead to, so that the server recalls no lease on
+    /// them from this client.
+    fn ask_giving_up(&self, method: Method, names: [Option<(u64, &[u8])>; 2], ask: Ask<'_>) -> Result<(), Errno> {
+        // Held until the call has ended: the kernel may forget one that has another name by now.
+        let given_up = {
+            let mut table = self.table();
+            names.map(|name| name.and_then(|name| table.hold_named(name)))
+        };
+        let asked = self.ask(method, &Ask { given_up, ..ask });
+        given_up.into_iter().flatten().for_each(|node| self.forget(node, 1));
+        asked.map(|_| ())
+    }
+
     /// Removes a name of a file.
     ///
     /// # Errors
     /// See [`Client::look_up`].
     pub fn unlink(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        self.ask(Method::Unlink, &Self::in_directory(caller, parent, name))?;
+        self.ask_giving_up(Method::Unlink, [Some((parent, name)), None], Self::in_directory(caller, parent, name))?;
         self.table().removed((parent, name));
         Ok(())
     }
@@ -162,7 +176,11 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn remove_directory(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        self.ask(Method::RemoveDirectory, &Self::in_directory(caller, parent, name))?;
+        self.ask_giving_up(
+            Method::RemoveDirectory,
+            [Some((parent, name)), None],
+            Self::in_directory(caller, parent, name),
+        )?;
         self.table().removed((parent, name));
         Ok(())
     }
@@ -184,7 +202,7 @@ impl Client {
             flags,
             ..Self::in_directory(caller, parent, name)
         };
-        self.ask(Method::Rename, &ask)?;
+        self.ask_giving_up(Method::Rename, [Some((parent, name)), Some((new_parent, new_name))], ask)?;
         let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
         let mut table = self.table();
         if !exchanged {
@@ -316,22 +334,29 @@ impl Client {
     }
 
     fn read_piece(&self, caller: Caller<'_>, handle: u64, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        let ask = Ask { offset, len: into.len() as u64, ..Self::on_handle(caller, handle) };
-        if into.len() <= SMALL_BYTES_MAX {
+        let data = self.read_data(caller, handle, offset, into.len())?;
+        data.copy_to(into)?;
+        Ok(data.len())
+    }
+
+    /// Reads at most 1 MiB; the bytes stay where the server has put them.
+    ///
+    /// # Errors
+    /// See [`Client::look_up`].
+    pub fn read_data(&self, caller: Caller<'_>, handle: u64, offset: u64, len: usize) -> Result<Data<'_>, Errno> {
+        let len = len.min(FILE_TRANSFER_MAX);
+        let ask = Ask { offset, len: len as u64, ..Self::on_handle(caller, handle) };
+        if len <= SMALL_BYTES_MAX {
             let (_, reply) = self.ask(Method::Read, &ask)?;
-            let bytes = into.get_mut(..reply.payload.len()).ok_or(Errno::PROTO)?;
-            bytes.copy_from_slice(&reply.payload);
-            return Ok(reply.payload.len());
+            return Data(Place::Message(reply.payload)).of_at_most(len);
         }
-        self.with_buffer(Method::Read, &ask, |buffer, reply| {
-            let count = usize::try_from(number_of(reply)?).ok().filter(|count| *count <= into.len());
-            let bytes = &mut into[..count.ok_or(Errno::PROTO)?];
-            if bytes.len() <= SMALL_BYTES_MAX {
-                bytes.copy_from_slice(reply.payload.get(..bytes.len()).ok_or(Errno::PROTO)?);
-            } else {
-                buffer.read(bytes).map_err(|_| Errno::IO)?;
+        self.with_filled_buffer(Method::Read, &ask, &[], |buffer, reply| {
+            let count = usize::try_from(number_of(reply)?).map_err(|_| Errno::PROTO)?;
+            let buffer = BufferInUse::new(buffer, &self.connection.buffers);
+            if count <= SMALL_BYTES_MAX {
+                return Ok(Data(Place::Message(reply.payload.get(..count).ok_or(Errno::PROTO)?.to_vec())));
             }
-            Ok(bytes.len())
+            Data(Place::Buffer(buffer, count)).of_at_most(len)
         })
     }
 
@@ -377,17 +402,11 @@ impl Client {
             let (_, reply) = self.ask(Method::Write, &Ask { caller, data, ..*ask })?;
             return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
         }
-        let written = self.with_filled_buffer(Method::Write, ask, data, |_, reply| number_of(reply))?;
+        let written = self.with_filled_buffer(Method::Write, ask, data, |buffer, reply| {
+            self.connection.buffers.give_back(buffer);
+            number_of(reply)
+        })?;
         usize::try_from(written).map_err(|_| Errno::PROTO)
-    }
-
-    fn with_buffer<T>(
-        &self,
-        method: Method,
-        ask: &Ask<'_>,
-        take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
-    ) -> Result<T, Errno> {
-        self.with_filled_buffer(method, ask, &[], take)
     }
 
     /// A call with a window of a buffer, which holds `data` at its start.
@@ -396,7 +415,7 @@ impl Client {
         method: Method,
         ask: &Ask<'_>,
         data: &[u8],
-        mut take: impl FnMut(&super::buffers::Buffer, &Reply) -> Result<T, Errno>,
+        mut take: impl FnMut(Buffer, &Reply) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let changing = self.changing(method, ask);
         let called = self.repeat(method, ask.repeatable, |live, slot| {
@@ -404,9 +423,7 @@ impl Client {
             let buffer = self.connection.buffer(live)?;
             buffer.write(data).map_err(|_| Failure::NotSent)?;
             let reply = self.connection.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
-            let taken = take(&buffer, &reply);
-            self.connection.buffers.give_back(buffer);
-            taken.map_err(|errno| Failure::Call(errno.into()))
+            take(buffer, &reply).map_err(|errno| Failure::Call(errno.into()))
         });
         changing.ended(&called);
         let (live, taken) = called?;
@@ -449,12 +466,17 @@ impl Client {
         let flags = if nodes { FLAG_NODES } else { 0 };
         let len = len.clamp(4096, SMALL_BYTES_MAX);
         let ask = Ask { offset: cookie, len: len as u64, flags, ..Self::on_handle(caller, handle) };
+        let ticket = self.ticket(directory);
         let (live, reply) = self.ask(Method::ReadDirectory, &ask)?;
         let mut entries = Vec::new();
         for listed in read_directory(&reply.payload) {
             let listed = listed.ok_or(Errno::PROTO)?;
             let entry = listed.head.entry;
-            let node = (entry.node.get() != 0).then(|| self.hold(live, directory, listed.name, &entry).node);
+            let found = (entry.node.get() != 0).then(|| self.hold(live, directory, listed.name, &entry));
+            if let Some(found) = &found {
+                self.learn_listed(caller, ticket, (directory, listed.name), found, listed.head.lease.get());
+            }
+            let node = found.map(|found| found.node);
             let (cookie, attributes) = (listed.head.cookie.get(), entry.attributes);
             entries.push(Listed { cookie, name: listed.name.to_vec(), node, attributes });
         }

@@ -34,6 +34,7 @@ use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+pub use self::buffers::Data;
 use self::caches::Caches;
 use self::connection::{Failure, Live, Server, ServerConnection};
 pub use self::files::Listed;
@@ -167,6 +168,8 @@ struct Ask<'a> {
     name: &'a [u8],
     second_name: &'a [u8],
     data: &'a [u8],
+    /// Files that the names lead to, as far as the client knows: it gives up what it has cached of them before the server is asked.
+    given_up: [Option<u64>; 2],
     /// The call can be sent again although it may have been done.
     repeatable: bool,
 }
@@ -384,13 +387,19 @@ impl Client {
             (None, Some(handle)) => self.remote_handle(live, caller, handle)?,
             (None, None) => 0,
         };
+        let given_up = {
+            let table = self.table();
+            // The server has given no lease on a file of an earlier session.
+            let of = |node| table.remote(node).filter(|remote| remote.epoch == live.epoch).map(|remote| remote.name);
+            ask.given_up.map(|node| node.and_then(of))
+        };
         let groups = &caller.groups[..caller.groups.len().min(CALL_GROUPS_MAX)];
         let arguments = Arguments {
             node: U64::new(node),
             second: U64::new(second),
-            offset: U64::new(ask.offset),
+            offset: U64::new(given_up[0].unwrap_or(ask.offset)),
             len: U64::new(ask.len),
-            extra: U64::new(ask.extra),
+            extra: U64::new(given_up[1].unwrap_or(ask.extra)),
             flags: U32::new(ask.flags),
             mode: U32::new(ask.mode),
             uid: U32::new(caller.uid),

@@ -222,6 +222,12 @@ impl Table {
         }
     }
 
+    /// The node that was last seen under a name, which counts as a look-up.
+    pub(super) fn hold_named(&mut self, (parent, name): (u64, &[u8])) -> Option<u64> {
+        let number = *self.by_name.get(&(parent, name.to_vec()))?;
+        self.found(number).then_some(number)
+    }
+
     /// Whether a name of a node was removed.
     pub(super) fn is_removed(&self, number: u64) -> bool {
         self.nodes.get(&number).is_some_and(|node| node.is_removed)

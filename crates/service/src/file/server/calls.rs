@@ -15,6 +15,7 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::super::grace::Holding;
+use super::super::locks::FileId;
 use super::super::state;
 use super::super::wire::{
     Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes, SHARE_READ_ONLY, ShareEntry,
@@ -194,7 +195,8 @@ impl Shares {
         work: Work,
     ) -> Result<(), CallError> {
         let (user, session) = (asked.user(&node)?, asked.call.session);
-        let reads = matches!(asked.method, Method::LookUp | Method::GetAttributes) && node.share.gives_leases();
+        let reads = matches!(asked.method, Method::LookUp | Method::GetAttributes | Method::ReadDirectory)
+            && node.share.gives_leases();
         let since = if reads { self.lease_since(session) } else { None };
         let changed = self.changed_files(asked, &node)?;
         let request = self.start(at, FileRequest::Worker { call: asked.call, node, window, since });
@@ -310,9 +312,13 @@ impl Shares {
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
             Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                on_two(asked, this, directory, client.leases.changer())?
+                let given_up = given_up(client, asked);
+                on_two(asked, this, directory, (client.leases.changer(), given_up))?
             }
-            _ => on_directory(asked, this, client.leases.changer())?,
+            _ => {
+                let given_up = given_up(client, asked);
+                on_directory(asked, this, (client.leases.changer(), given_up))?
+            }
         };
         self.work(at, asked, node, None, work)
     }
@@ -332,22 +338,37 @@ fn handle_on(client: &Client, node: &Node, asked: &Asked<'_>) -> Result<Option<H
     Ok(Some(handle.clone()))
 }
 
+/// Files of which the client has given up what it had cached, because it believes that the call's names lead to them.
+fn given_up(client: &Client, asked: &Asked<'_>) -> Vec<FileId> {
+    if !matches!(asked.method, Method::Unlink | Method::RemoveDirectory | Method::Rename) {
+        return Vec::new();
+    }
+    // A node that it does not have is none: then its lease is recalled.
+    let of = |number: u64| client.node(number).ok().map(|node| node.id);
+    [asked.arguments.offset.get(), asked.arguments.extra.get()].into_iter().filter_map(of).collect()
+}
+
 /// Calls on two nodes of one share.
-fn on_two(asked: &Asked<'_>, this: Arc<Node>, directory: Arc<Node>, by: Changer) -> Result<Work, CallError> {
+fn on_two(
+    asked: &Asked<'_>,
+    this: Arc<Node>,
+    directory: Arc<Node>,
+    (by, given_up): (Changer, Vec<FileId>),
+) -> Result<Work, CallError> {
     same_share(&this, &directory)?;
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id, directory.id]);
     if asked.method == Method::Link {
         let act = Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name));
-        return Ok(Named { by, user, known, names: Vec::new(), act }.work());
+        return Ok(Named { by, user, known, given_up, names: Vec::new(), act }.work());
     }
     let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
     let names = vec![(Arc::clone(&this), name.clone()), (Arc::clone(&directory), new_name.clone())];
     let act = Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags));
-    Ok(Named { by, user, known, names, act }.work())
+    Ok(Named { by, user, known, given_up, names, act }.work())
 }
 
 /// Calls that make or remove a name of a directory.
-fn on_directory(asked: &Asked<'_>, this: Arc<Node>, by: Changer) -> Result<Work, CallError> {
+fn on_directory(asked: &Asked<'_>, this: Arc<Node>, (by, given_up): (Changer, Vec<FileId>)) -> Result<Work, CallError> {
     let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id]);
     // What is there is removed or emptied.
@@ -378,7 +399,7 @@ fn on_directory(asked: &Asked<'_>, this: Arc<Node>, by: Changer) -> Result<Work,
         }
         _ => return Err(CallError::Malformed),
     };
-    Ok(Named { by, user, known, names, act }.work())
+    Ok(Named { by, user, known, given_up, names, act }.work())
 }
 
 /// Extended attributes: which of them a user may see and change, the file system below says.

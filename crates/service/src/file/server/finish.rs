@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
+use super::super::leases::Since;
 use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResult};
 use super::descriptors::Counted;
 use super::leases::Parked;
@@ -43,8 +44,8 @@ impl Shares {
                 entry.map(|entry| (self.grant_leases(session, ids, since), entry))
             }
             Outcome::Stands(files, named) => {
-                let known = named.known.clone();
-                return self.change(at, (request, session), (&files, &known), Parked::Named(named));
+                let own = named.own();
+                return self.change(at, (request, session), (&files, &own), Parked::Named(named));
             }
             Outcome::Opened(open) => self.open(at, session, node, open).map(|handle| (handle, Vec::new())),
             Outcome::Directory(fd) => {
@@ -52,7 +53,9 @@ impl Shares {
                 self.handle(session, open, node).map(|handle| (handle, Vec::new()))
             }
             Outcome::Created(open, found) => self.created(at, session, &node, open, found),
-            Outcome::Listing(entries) => return self.answer_listing(at, request, (session, &node), window, entries),
+            Outcome::Listing(entries) => {
+                return self.answer_listing(at, request, (session, &node), (window, since), entries);
+            }
         };
         match answered {
             Ok((result, payload)) => self.end(at, request, Ok((&result, &payload))),
@@ -115,7 +118,7 @@ impl Shares {
     }
 
     /// Entries as they travel. One whose node cannot be named is listed by its name alone.
-    fn listing(&mut self, session: SessionId, directory: &Node, entries: Vec<Listed>) -> Vec<u8> {
+    fn listing(&mut self, session: SessionId, directory: &Node, since: Option<Since>, entries: Vec<Listed>) -> Vec<u8> {
         let mut bytes = Vec::new();
         for listed in entries {
             let mut head = DirectoryEntry::new_zeroed();
@@ -127,9 +130,10 @@ impl Shares {
                 ..Attributes::default()
             });
             if let (Some(found), Ok(client)) = (listed.found, self.client(session)) {
-                let attributes = found.attributes;
+                let (attributes, id) = (found.attributes, found.id);
                 if let Ok(node) = client.hold(found, &directory.share, directory.right) {
                     head.entry = Entry { node: U64::new(node), attributes };
+                    head.lease = U64::new(self.grant_lease(session, id, since));
                 }
             }
             bytes.extend_from_slice(head.as_bytes());
@@ -143,18 +147,18 @@ impl Shares {
         at: &mut At<'_>,
         request: FileRequestId,
         (session, directory): (SessionId, &Node),
-        window: Option<Window>,
+        (window, since): (Option<Window>, Option<Since>),
         entries: Vec<Listed>,
     ) {
         let len = entries.iter().map(|entry| size_of::<DirectoryEntry>() + entry.name.len()).sum();
         if len <= SMALL_BYTES_MAX {
-            let listing = self.listing(session, directory, entries);
+            let listing = self.listing(session, directory, since, entries);
             return self.end(at, request, Ok((&[], &listing)));
         }
         // The frame first: nodes of an answer that is not given would never be forgotten.
         match (window, at.reactor.frames().alloc(len)) {
             (Some(window), Some(mut frame)) => {
-                frame.write(0, &self.listing(session, directory, entries));
+                frame.write(0, &self.listing(session, directory, since, entries));
                 self.put(at, request, window, (frame, len));
             }
             _ => self.end(at, request, Err(CallError::Busy)),

@@ -146,6 +146,8 @@ pub(super) struct Named {
     pub(super) user: User,
     /// Files that the client named: it has dropped what it had cached of them.
     pub(super) known: Vec<FileId>,
+    /// Files that it believes the names to lead to: it has dropped what it had cached of them, too.
+    pub(super) given_up: Vec<FileId>,
     /// Names whose files change too.
     pub(super) names: Vec<(Arc<Node>, CString)>,
     pub(super) act: Act,
@@ -179,7 +181,7 @@ impl Named {
                     table.0.end(change, now);
                     None
                 }
-                None => table.0.try_begin(self.by.key, &files, &self.known, now),
+                None => table.0.try_begin(self.by.key, &files, &self.own(), now),
             }
         };
         let Some(change) = change else {
@@ -190,6 +192,11 @@ impl Named {
         drop(turns);
         self.by.table.lock().0.end(change, monotonic());
         done
+    }
+
+    /// Files on which the client has no lease any more.
+    pub(super) fn own(&self) -> Vec<FileId> {
+        self.known.iter().chain(&self.given_up).copied().collect()
     }
 
     fn files(&self) -> Vec<FileId> {
@@ -238,12 +245,19 @@ impl Shares {
         (node, found): (FileId, Option<FileId>),
         since: Option<Since>,
     ) -> Vec<u8> {
-        let (Some(since), Ok(client)) = (since, self.client(session)) else { return Vec::new() };
-        let (mut table, now, key) = (client.leases.table.lock(), monotonic(), client.leases.key);
-        let mut grant = |id| table.0.grant(key, id, since, now).unwrap_or_default();
-        let on_node = grant(node);
-        let on_found = found.map_or(0, grant);
+        if since.is_none() {
+            return Vec::new();
+        }
+        let on_node = self.grant_lease(session, node, since);
+        let on_found = found.map_or(0, |found| self.grant_lease(session, found, since));
         GrantedLeases { on_node: U64::new(on_node), on_found: U64::new(on_found) }.as_bytes().to_vec()
+    }
+
+    /// A lease on a file that was read; gives its version, or 0.
+    pub(super) fn grant_lease(&mut self, session: SessionId, id: FileId, since: Option<Since>) -> u64 {
+        let (Some(since), Ok(client)) = (since, self.client(session)) else { return 0 };
+        let leases = &client.leases;
+        leases.table.lock().0.grant(leases.key, id, since, monotonic()).unwrap_or_default()
     }
 
     /// Continues a request when no lease stands against its change of some files. `own` are those that the client named.
