@@ -17,6 +17,8 @@ pub enum Bug {
     FullDiskForgiven,
     /// A sync that the kernel told that all is well answers before one that it told otherwise was looked at.
     AnswersNotHeld,
+    /// A durable request takes the end of a sync that had begun before its bytes were written for its own.
+    SyncJoinedLate,
     /// A durable zeroing makes its first file durable, not the others of a stripe.
     OneFileSynced,
     /// The client takes a flush to cover what was acknowledged before its answer, not before it was sent.
@@ -234,7 +236,7 @@ impl Bug {
         Self::IgnoredFua,
         Self::ForgottenFlushError,
         Self::FullDiskForgiven,
-        Self::AnswersNotHeld,
+        Self::SyncJoinedLate,
         Self::OneFileSynced,
         Self::FlushCoversLater,
         Self::NoReplay,

@@ -5,6 +5,7 @@
 //! ([`deferred_replies`](super::deferred_replies)). So a request that finds no free description waits while its loop has a sync
 //! in flight. When that sync ends, one sync begins for all requests that wait: it covers them, because their writes have completed.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Op, Outcome, Reactor, Token};
 
 use super::in_flight_io::{InFlightIo, IoKind, RunState, unit_result};
@@ -44,6 +45,12 @@ impl Engine {
             // It is no fault of other requests.
             let Some((run, op)) = self.begin_sync(id, file, &[part], Alone::No) else { return };
             return self.submit_run(reactor, run, op);
+        }
+        if seeded::is(Bug::SyncJoinedLate) {
+            let of_file = |run: &&mut RunState| run.sync.as_ref().is_some_and(|sync| sync.on().file() == file);
+            if let Some(run) = self.runs.iter_mut().map(|(_, run)| run).find(of_file) {
+                return run.shared_by.push(part);
+            }
         }
         attached.syncs[file].waiting.push(part);
         self.sync_waiting(reactor, id, file);
