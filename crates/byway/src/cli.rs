@@ -27,6 +27,7 @@ use crate::mount::{self, MountArguments, UmountArguments};
 use crate::node::Measuring;
 use crate::opener;
 use crate::output;
+use crate::run::{self as run_program, RunArguments};
 use crate::serve::{self, ServeError};
 use crate::units::parse_size;
 
@@ -77,6 +78,9 @@ pub enum Command {
     Mount(MountArguments),
     /// Unmount a share
     Umount(UmountArguments),
+    /// Run a program that uses a share below a path, without a mount
+    #[command(after_long_help = help::RUN)]
+    Run(RunArguments),
     /// Run programs whose processes share memory
     #[command(subcommand)]
     Dsm(DsmCommand),
@@ -269,6 +273,7 @@ pub fn run() -> ExitCode {
         Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Mount(arguments) => mount::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Umount(arguments) => mount::umount(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Run(arguments) => run_program::run(&arguments).map_err(Failure::from),
         Command::Dsm(command) => dsm::run(&command).map_err(Failure::from),
         Command::Bench(command) => byway_bench::run(&command, measured_node).map(|()| ExitCode::SUCCESS),
         Command::Doctor(arguments) => doctor::run(arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),

@@ -1,4 +1,4 @@
-//! Whether a program can be paged: the dynamic linker must load a library into it.
+//! Programs into which a library is loaded, by `byway far` and `byway run`: whether the dynamic linker does so, and where the library is.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -24,16 +24,16 @@ pub enum ExecutableError {
         source: std::io::Error,
     },
     /// Not of this kind of machine, or no program.
-    #[error("{}: neither a 64-bit ELF program of this machine nor a script; it cannot be paged", .0.display())]
+    #[error("{}: neither a 64-bit ELF program of this machine nor a script; no library can be loaded into it", .0.display())]
     Kind(PathBuf),
     /// No dynamic linker.
-    #[error("{}: a static program loads no libraries, so it cannot be paged; link it dynamically, or attach a mem: volume as swap", .0.display())]
+    #[error("{}: a static program loads no libraries, so neither byway far nor byway run works with it; link it dynamically, or instead of far attach a mem: volume as swap, instead of run mount the share", .0.display())]
     Static(PathBuf),
     /// The dynamic linker ignores `LD_PRELOAD` there.
-    #[error("{}: runs with the rights of another user or group, so no library is loaded into it; it cannot be paged", .0.display())]
+    #[error("{}: runs with the rights of another user or group (set-user-ID or set-group-ID), so no library is loaded into it", .0.display())]
     Privileged(PathBuf),
     /// Scripts of scripts.
-    #[error("{}: its interpreter is a script, and so on; it cannot be paged", .0.display())]
+    #[error("{}: its interpreter is a script, and so on; no library can be loaded into it", .0.display())]
     Interpreter(PathBuf),
 }
 
@@ -76,6 +76,23 @@ pub fn check(path: &Path) -> Result<(), ExecutableError> {
         }
     }
     Err(ExecutableError::Interpreter(path))
+}
+
+/// A library of byway: beside this program, or where the installation has it.
+pub fn library(name: &str) -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    let folder = program.parent()?;
+    [folder.join(name), folder.join("../lib/byway").join(name)].into_iter().find(|place| place.is_file())
+}
+
+/// `LD_PRELOAD` with a library, and with what is to be loaded anyway.
+pub fn preload(library: &Path) -> OsString {
+    let mut all = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        all.push(":");
+        all.push(others);
+    }
+    all
 }
 
 /// Of a script.

@@ -146,7 +146,7 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
     let program = executable::find(name)?;
     executable::check(&program)?;
     fault::availability()?;
-    let library = library()?;
+    let library = executable::library(LIBRARY).ok_or(FarError::NoLibrary)?;
     match keeper::split().map_err(|error| FarError::Pager(error.into()))? {
         Side::Keeper(pager) => keep(pager).map_err(|error| FarError::Pager(error.into())),
         Side::Pager(keeper) => {
@@ -174,7 +174,7 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
     let job = FarJob::new(rpc, lenders, &socket, options).map_err(FarError::Pager)?;
     let signals = PagerSignals::take().map_err(|error| FarError::Pager(error.into()))?;
     let mut command = Command::new(program);
-    command.args(&arguments.command[1..]).env(SOCKET_VARIABLE, &socket).env("LD_PRELOAD", preload(library));
+    command.args(&arguments.command[1..]).env(SOCKET_VARIABLE, &socket).env("LD_PRELOAD", executable::preload(library));
     let child = command
         .arg0(&arguments.command[0])
         .spawn()
@@ -249,23 +249,6 @@ fn borrow(rpc: &byway_rpc::node::Rpc, uri: &RemoteUri) -> Result<Borrower, FarEr
     // One that lends nothing says so now, and not in the midst of the program.
     lender.status().map_err(failed)?;
     Ok(lender)
-}
-
-fn library() -> Result<PathBuf, FarError> {
-    let program = std::env::current_exe().map_err(|_| FarError::NoLibrary)?;
-    let folder = program.parent().ok_or(FarError::NoLibrary)?;
-    let places = [folder.join(LIBRARY), folder.join("../lib/byway").join(LIBRARY)];
-    places.into_iter().find(|place| place.is_file()).ok_or(FarError::NoLibrary)
-}
-
-/// With what is to be loaded anyway.
-fn preload(library: &Path) -> OsString {
-    let mut all = library.as_os_str().to_owned();
-    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
-        all.push(":");
-        all.push(others);
-    }
-    all
 }
 
 /// A file without a name: it goes with this process.

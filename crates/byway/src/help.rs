@@ -59,6 +59,20 @@ writers=exclusive. While the server cannot be reached, calls wait; after
 Exit status:
   0 after the unmount, or with --background once the mount works. 1 if the mount failed. 2 for an invalid command line.";
 
+/// Of `byway run`.
+pub(crate) const RUN: &str = "\
+Examples:
+  byway run --map /far=byway://store1/home -- grep -r needle /far/src
+  byway run --map /far=byway://store1/home --report -- tar cf /tmp/src.tar -C /far src
+  byway run --map '/far=byway+unix:///home?socket=/run/byway.sock' -- sh -c 'sort /far/list > /far/sorted'
+
+A library is loaded into the program, and into the programs that it starts. It sends calls on paths below PREFIX to the server;
+nothing is cached. Programs without it (static, set-user-ID, or started with another LD_PRELOAD) find no PREFIX.
+Not possible below PREFIX: shared mmap, a working directory, running programs from there, extended attributes, inotify.
+
+Exit status:
+  The program's status, or with --report 128 plus the signal that killed it. 1 if it was not started. 2 for an invalid command line.";
+
 /// Of `byway dsm run`.
 pub(crate) const DSM_RUN: &str = "\
 Examples:

@@ -35,6 +35,8 @@ mod mount;
 pub mod node;
 pub mod opener;
 pub mod reload;
+#[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
+pub mod run;
 pub mod serve;
 pub mod spec;
 pub mod supervisor;

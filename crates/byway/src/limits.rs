@@ -128,5 +128,8 @@ pub const ATTACH_LOST_AFTER: Duration = Duration::from_mins(10);
 /// Files in the folder of attached volumes that are looked at.
 pub const ATTACHMENTS_MAX: usize = 4096;
 
+/// Shares that a program of `byway run` uses; each call on a path compares it with all prefixes.
+pub const RUN_MAPS_MAX: usize = 16;
+
 /// The least memory that a program of `byway far` keeps on this machine; less is refused.
 pub const FAR_LIMIT_BYTES_MIN: u64 = 16 << 20;

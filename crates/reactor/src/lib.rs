@@ -16,6 +16,7 @@ pub mod limits;
 mod blocking;
 pub mod bytewise;
 mod counters;
+pub mod descriptor_floor;
 pub mod device_memory;
 mod epoll;
 mod file;

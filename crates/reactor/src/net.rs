@@ -6,6 +6,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
+use crate::descriptor_floor;
 use crate::op::Address;
 use crate::socket_file::{self, BoundFile, SocketAccess};
 
@@ -69,7 +70,8 @@ pub(crate) fn listen(address: &Address) -> std::io::Result<OwnedFd> {
 
 /// A new stream socket, non-blocking and close-on-exec.
 pub(crate) fn stream_socket(family: AddressFamily) -> std::io::Result<OwnedFd> {
-    Ok(rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK, None)?)
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(descriptor_floor::raise(rustix::net::socket_with(family, SocketType::STREAM, flags, None)?))
 }
 
 /// What every stream gets: no delay of small segments on TCP, a large send buffer on unix sockets, never blocking.

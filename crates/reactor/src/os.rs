@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use crate::Instant;
 use crate::blocking::{self, RawBuffer};
 use crate::counters::Counters;
+use crate::descriptor_floor;
 use crate::file::{Backing, OpenFile, OsFile};
 use crate::gather::{Gather, Segment};
 use crate::handles::Table;
@@ -60,7 +61,8 @@ struct FileEntry {
 impl Os {
     pub(crate) fn new() -> std::io::Result<Self> {
         use rustix::event::{EventfdFlags, eventfd};
-        let waker = Waker::new(Some(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?));
+        let waker =
+            Waker::new(Some(descriptor_floor::raise(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)));
         Ok(Self {
             files: Table::default(),
             listeners: Table::default(),

@@ -14,6 +14,7 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use crate::bytewise;
+use crate::descriptor_floor;
 use crate::file::TMPFS_MAGIC;
 
 /// What every shared file is sealed with: its size stays.
@@ -80,6 +81,7 @@ impl Region {
         };
         rustix::fs::ftruncate(&fd, bytes as u64)?;
         rustix::fs::fcntl_add_seals(&fd, SEALS)?;
+        let fd = descriptor_floor::raise(fd);
         Ok((Self::map(fd.as_fd(), 0, bytes, Access::Write)?, fd))
     }
 

@@ -87,7 +87,8 @@ pub fn run(options: &Options) -> Result<()> {
     let has_nextest = provide_nextest(options.install || is_ci)?;
     let mut steps = Steps::begin(step_names(options), process::target_directory()?);
     steps.next();
-    process::run(process::cargo().args(["build", "--release", "--package", "byway", "--package", "byway-preload"]))?;
+    let packages = ["byway", "byway-preload", "byway-run"].map(|package| ["--package", package]);
+    process::run(process::cargo().args(["build", "--release"]).args(packages.as_flattened()))?;
     if options.long {
         steps.next();
         fuzz::run(&fuzz::Options { seconds: LONG_FUZZ_SECONDS })?;

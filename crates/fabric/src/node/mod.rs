@@ -82,7 +82,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-use byway_reactor::{Clock, IoChoice, Mapping, Reactor, Waker};
+use byway_reactor::{Clock, IoChoice, Mapping, Reactor, Waker, descriptor_floor};
 
 pub use self::address::{AddressError, parse as parse_address};
 use self::engine::Engine;
@@ -299,7 +299,7 @@ impl Node {
         // The program says itself how much it puts into which peer's memory.
         reactor.take_all_memory();
         let (waker, clock) = (reactor.waker(), reactor.clock());
-        let loop_fd = reactor.descriptor().map(|fd| fd.try_clone_to_owned()).transpose()?;
+        let loop_fd = reactor.descriptor().map(descriptor_floor::duplicate).transpose()?;
         let shared = Arc::new(Lock::new(Shared::default()));
         let engine = Engine::new(reactor, options, seed, &shared, layer);
         let inner = Inner {

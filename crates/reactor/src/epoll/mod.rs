@@ -19,6 +19,7 @@ use self::socket::{Receive, StreamState};
 pub(crate) use self::socket::{fill_scatter, message};
 use crate::blocking::RawBuffer;
 use crate::counters::Counters;
+use crate::descriptor_floor;
 use crate::file::OpenFile;
 use crate::frame::Frame;
 use crate::handles::Table;
@@ -74,7 +75,7 @@ enum FileOperationKind {
 
 impl Epoll {
     pub(crate) fn open() -> std::io::Result<Self> {
-        let queue = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let queue = descriptor_floor::raise(epoll::create(epoll::CreateFlags::CLOEXEC)?);
         let os = Os::new()?;
         if let Some(event) = os.waker.event() {
             epoll::add(&queue, event, EventData::new_u64(KIND_WAKER), EventFlags::IN)?;

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::shm_stream::{StreamSide, StreamState};
 use super::{BackendContext, GREETING, Shared, greeting, own_token};
+use crate::descriptor_floor;
 use crate::limits::{SHARED_CONNECT_TIME_MAX, SHARED_RING_BYTES};
 use crate::op::{Completion, Op, Outcome, Socket, Token};
 use crate::time::{Instant, monotonic};
@@ -29,7 +30,7 @@ impl Shared {
     /// Gives an accepted stream its memory. False if that cannot be done; the stream is then closed.
     pub(super) fn greet(&mut self, context: &mut BackendContext<'_>, socket: Socket) -> bool {
         let given = context.backend.descriptor(socket).ok_or(Errno::BADF).and_then(|fd| {
-            let bell = rustix::io::fcntl_dupfd_cloexec(fd, 0)?;
+            let bell = descriptor_floor::duplicate(fd)?;
             Ok((greeting::give(bell.as_fd(), SHARED_RING_BYTES)?, bell))
         });
         let added = given.and_then(|(greeted, bell)| {
@@ -51,7 +52,7 @@ impl Shared {
         cancelled: bool,
     ) -> bool {
         let fd = context.backend.descriptor(socket).filter(|_| !cancelled).ok_or(Errno::CANCELED);
-        let bell = match fd.and_then(|fd| rustix::io::fcntl_dupfd_cloexec(fd, 0)) {
+        let bell = match fd.and_then(|fd| descriptor_floor::duplicate(fd)) {
             Ok(bell) => bell,
             Err(error) => {
                 context.backend.close(socket);
@@ -70,7 +71,7 @@ impl Shared {
         let connecting = &mut self.connecting[place];
         match greeting::take(connecting.bell.as_fd()) {
             Ok(Some(greeted)) => {
-                let Ok(bell) = connecting.bell.try_clone() else {
+                let Ok(bell) = descriptor_floor::duplicate(connecting.bell.as_fd()) else {
                     return self.end_connect(context, place, Err(Errno::MFILE));
                 };
                 let added = self.add_stream(context, socket, StreamState::new(greeted, StreamSide::Client, bell));

@@ -10,6 +10,8 @@ use rustix::net::{
     SendFlags,
 };
 
+use crate::descriptor_floor;
+
 /// The most descriptors of a message, and room for one more to be told of.
 const DESCRIPTORS_MAX: usize = 3;
 
@@ -51,7 +53,7 @@ pub(super) fn receive<const BYTES: usize, const COUNT: usize>(
         let RecvAncillaryMessage::ScmRights(fds) = message else { continue };
         for fd in fds {
             if let Some(place) = descriptors.get_mut(count) {
-                *place = Some(fd);
+                *place = Some(descriptor_floor::raise(fd));
             }
             count += 1;
         }
