@@ -57,8 +57,6 @@ pub struct Pager {
     paused: bool,
     /// Moves or puts take so long that faults do not wait for them.
     overdue: bool,
-    /// Moves in a row that came to nothing: at as many as there are pages, none is moved until [`Pager::retry_moves`].
-    stays: usize,
     waiting: VecDeque<PageId>,
     /// Pages whose mappings are being changed: the messages about that are read before the next try.
     changing: VecDeque<PageId>,
@@ -80,7 +78,6 @@ impl Pager {
             is_evicting: false,
             paused: false,
             overdue: false,
-            stays: 0,
             waiting: VecDeque::new(),
             changing: VecDeque::new(),
             actions: VecDeque::new(),
@@ -221,9 +218,6 @@ impl Pager {
             self.frames.free(frame);
             return self.pump();
         }
-        if outcome != Moved::Stays {
-            self.stays = 0;
-        }
         match outcome {
             Moved::Out => {
                 self.left(at, Entry::Held(frame));
@@ -241,9 +235,8 @@ impl Pager {
             }
             Moved::Stays => {
                 self.counters.stayed += 1;
-                self.stays += 1;
                 self.set(at, Entry::Local);
-                self.queue(at);
+                self.set_aside(at);
                 self.frames.free(frame);
             }
         }
@@ -413,7 +406,7 @@ impl Pager {
 
     /// Pages that could not be moved may be tried again: to be called a few times a second.
     pub fn retry_moves(&mut self) {
-        self.stays = 0;
+        self.queue_set_aside();
         self.pump();
     }
 
@@ -446,7 +439,7 @@ impl Pager {
         let here = self.local + self.frames.fetching();
         self.is_evicting |= here > self.budget.saturating_sub(headroom.div_ceil(2));
         let aim = self.budget.saturating_sub(headroom);
-        while self.is_evicting && self.moving < PAGER_MOVES_MAX && self.stays < self.local {
+        while self.is_evicting && self.moving < PAGER_MOVES_MAX {
             if self.local.saturating_sub(self.moving) + self.frames.fetching() <= aim {
                 self.is_evicting = false;
                 return;

@@ -2,6 +2,9 @@
 //!
 //! Pages go in the order in which they came, but for *hot* ones: a page that was touched while it lay in a frame, just moved out, is one that its
 //! program uses again and again. At most half of the pages here are hot; beyond, the one that has been hot the longest waits its turn with the others.
+//!
+//! A page that could not be moved is set aside, and tried again with all others of them a few times a second. A forked child shares nearly all pages
+//! of its parent, and these stay: tried in turn with the others, they took 63 moves for each page that left.
 
 use std::collections::VecDeque;
 
@@ -16,11 +19,13 @@ pub(super) const ARRIVALS_SPARE: usize = 4096;
 pub(super) struct Arrivals {
     cold: VecDeque<PageId>,
     hot: VecDeque<PageId>,
+    /// Pages that could not be moved when they were tried last.
+    set_aside: VecDeque<PageId>,
 }
 
 impl Arrivals {
     pub(super) fn len(&self) -> usize {
-        self.cold.len() + self.hot.len()
+        self.cold.len() + self.hot.len() + self.set_aside.len()
     }
 }
 
@@ -55,6 +60,23 @@ impl Pager {
         }
     }
 
+    /// A page could not be moved: it waits for [`Pager::queue_set_aside`].
+    pub(super) fn set_aside(&mut self, at: PageId) {
+        if self.set_queued(at, true) {
+            self.arrivals.set_aside.push_back(at);
+        }
+    }
+
+    /// Pages that could not be moved are among those that can go again.
+    pub(super) fn queue_set_aside(&mut self) {
+        for at in std::mem::take(&mut self.arrivals.set_aside) {
+            self.set_queued(at, false);
+            if self.entry(at) == Some(Entry::Local) {
+                self.queue(at);
+            }
+        }
+    }
+
     /// A page that was to go first could not, and is the next again.
     pub(super) fn put_back(&mut self, at: PageId) {
         self.arrivals.cold.push_front(at);
@@ -80,12 +102,13 @@ impl Pager {
 
     /// Forgets arrivals of pages that have gone.
     fn compact(&mut self) {
-        let Arrivals { cold, hot } = std::mem::take(&mut self.arrivals);
-        for at in cold.iter().chain(&hot) {
+        let Arrivals { cold, hot, set_aside } = std::mem::take(&mut self.arrivals);
+        for at in cold.iter().chain(&hot).chain(&set_aside) {
             self.set_queued(*at, false);
         }
         self.arrivals.cold = self.still_here(cold);
         self.arrivals.hot = self.still_here(hot);
+        self.arrivals.set_aside = self.still_here(set_aside);
     }
 
     fn still_here(&mut self, arrivals: VecDeque<PageId>) -> VecDeque<PageId> {

@@ -452,6 +452,34 @@ fn settle(pager: &mut Pager) -> (Vec<u64>, Vec<u64>) {
     }
 }
 
+/// Carries everything out, but for 19 of 20 moves: those pages stay. Gives how many.
+fn refuse_most_moves(pager: &mut Pager) -> u64 {
+    let (mut moves, mut tried, mut stayed) = (VecDeque::new(), 0, 0);
+    loop {
+        match pager.next_action() {
+            Some(Action::MoveOut(_, frame)) => moves.push_back(frame),
+            Some(Action::Put(frame, _)) => pager.put_ended(frame, PutEnd::Kept),
+            Some(_) => {}
+            None => {
+                let Some(frame) = moves.pop_front() else { return stayed };
+                tried += 1;
+                let is_out = tried % 20 == 0;
+                stayed += u64::from(!is_out);
+                pager.moved(frame, if is_out { Moved::Out } else { Moved::Stays });
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_of_which_nearly_all_stay_are_left_alone_until_they_are_to_be_tried_again() {
+    let (mut pager, _) = a_pager_with(1000, 2000);
+    let stayed = refuse_most_moves(&mut pager);
+    assert!((1000..4000).contains(&stayed), "{stayed} moves came to nothing, of 2,000 pages");
+    pager.retry_moves();
+    assert!(refuse_most_moves(&mut pager) > 1000);
+}
+
 #[test]
 fn a_scan_of_far_pages_is_brought_ahead_while_there_is_room() {
     let (mut pager, space) = a_pager_with(1000, 2000);
