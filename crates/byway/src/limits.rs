@@ -11,8 +11,8 @@ pub const VOLUMES_MAX: usize = 1024;
 /// Shares of one node; a configuration with more is refused.
 pub const SHARES_MAX: usize = 1024;
 
-/// Threads of a mount: requests that are under way at its server.
-pub const MOUNT_THREADS: usize = 8;
+/// Threads of a mount: requests that are under way at its server. Half of them at most are changes, which may wait for other mounts.
+pub const MOUNT_THREADS: usize = 16;
 
 /// Threads of a mount that have the kernel drop stale pages before it is told a file's attributes. They wait for reads under way.
 pub const MOUNT_DROP_THREADS: usize = 2;

@@ -159,7 +159,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
         let name = configuration.user.clone().unwrap_or_default();
         become_user(&user).map_err(|source| ServeError::User { name, source })?;
     }
-    warn_of_nobody(&shares);
+    warn_of_shares(&shares);
     announce(&node, http.as_ref().map(HttpFrontend::address), configuration.control_socket.as_deref());
     let mut serving = RunningNode {
         arguments,
@@ -184,13 +184,20 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     if matches!(event, Ok(Event::LoopEnded)) { Err(ServeError::LoopEnded) } else { Ok(()) }
 }
 
-/// Says why the clients of a share may do little there.
-fn warn_of_nobody(shares: &[Arc<Share>]) {
+/// Says why the clients of a share may do little there, and what they lose when the server ends.
+fn warn_of_shares(shares: &[Arc<Share>]) {
     let is_root = rustix::process::geteuid().is_root();
     for share in shares.iter().filter(|share| is_root && share.is_for_nobody()) {
         tracing::warn!(
             share = share.name(),
             "the directory belongs to root, so clients have the rights of nobody; name a user with users=squash:UID"
+        );
+    }
+    for share in shares.iter().filter(|share| !share.can_list()) {
+        tracing::warn!(
+            share = share.name(),
+            "the server cannot write to the directory: after each start programs wait 15 s for their first lock, and removed files that \
+             are open are lost when the server ends; let the node's user write there"
         );
     }
 }
@@ -388,7 +395,7 @@ impl RunningNode<'_> {
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
         let shares = reload::plan_shares(&self.shares, &configuration.shares)?;
-        warn_of_nobody(&shares);
+        warn_of_shares(&shares);
         let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         reload::note_shares(&mut plan.summary, &self.shares, &shares);
         if let (Some(old), Some(new)) = (self.tls.server(), tls.server()) {

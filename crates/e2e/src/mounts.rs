@@ -8,6 +8,7 @@ use std::sync::mpsc;
 use std::time::Instant;
 
 use byway_skip::SkipReason;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{LIMIT, Server, binary, run, run_well, until};
 
@@ -50,10 +51,15 @@ impl MountRig {
 
     /// A server of the share, over TCP and a unix socket.
     pub fn serve(&self) -> Server {
+        self.serve_by(Command::new(binary()), "tcp://127.0.0.1:0", &[])
+    }
+
+    /// The same, by a command that runs byway in its own way, and over TCP at an address.
+    pub fn serve_by(&self, command: Command, listen: &str, more: &[&str]) -> Server {
         let share = format!("share={}{}", self.below().display(), self.options);
         let socket = format!("unix://{}", self.path("socket").display());
-        let arguments = ["--share", &share, "--listen", "tcp://127.0.0.1:0", "--listen", &socket, "--threads", "2"];
-        Server::start(self.folder.path(), 2, &arguments)
+        let arguments = ["--share", &share, "--listen", listen, "--listen", &socket, "--threads", "2"];
+        Server::start_by(command, self.folder.path(), 2, &[&arguments, more].concat())
     }
 
     /// The share at the unix socket.
@@ -66,10 +72,17 @@ impl MountRig {
     /// # Panics
     /// If it is not mounted; the message has its log.
     pub fn mount(&self, name: &str, uri: &str, more: &[&str]) -> Mount {
+        self.mount_by(Command::new(binary()), name, uri, more)
+    }
+
+    /// The same, by a command that runs byway in its own way.
+    ///
+    /// # Panics
+    /// See [`MountRig::mount`].
+    pub fn mount_by(&self, mut command: Command, name: &str, uri: &str, more: &[&str]) -> Mount {
         let at = self.path(name);
         std::fs::create_dir_all(&at).expect("a folder");
         let log = self.path(&format!("{name}.log"));
-        let mut command = Command::new(binary());
         command.arg("mount").arg(uri).arg(&at).args(more);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log).expect("a log"));
         let mut child = command.spawn().expect("byway starts");
@@ -105,6 +118,23 @@ impl Mount {
     /// What its process has said.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Sends its process a signal.
+    ///
+    /// # Panics
+    /// If the process has ended.
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).expect("the process runs");
+    }
+
+    /// Kills its process, and waits for its end.
+    ///
+    /// # Panics
+    /// If it cannot be killed.
+    pub fn kill(&mut self) {
+        self.child.kill().expect("the process runs");
+        self.child.wait().expect("it was started");
     }
 
     /// Unmounts it, and waits for the end of its process.

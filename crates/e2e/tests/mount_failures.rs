@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
-use std::io::{ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -129,6 +129,51 @@ fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
     other.unmount();
 }
 
+#[test]
+fn a_removed_file_that_is_open_outlives_the_server() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0,writers=exclusive");
+    let mut server = rig.serve();
+    let (mount, other) = (rig.mount("mount", &rig.unix(), &[]), rig.mount("other", &rig.unix(), &[]));
+    let open = |name: &str| File::options().create_new(true).read(true).write(true).open(mount.path(name)).unwrap();
+    let (mut mine, mut theirs) = (open("mine"), open("theirs"));
+    mine.lock().unwrap();
+    mine.write_all(b"one, ").unwrap();
+    mine.sync_all().unwrap();
+    std::fs::remove_file(mount.path("mine")).unwrap();
+    std::fs::write(other.path("new"), "new").unwrap();
+    std::fs::rename(other.path("new"), other.path("theirs")).unwrap();
+    theirs.write_all(b"replaced").unwrap();
+    server.kill();
+    server = rig.serve();
+    mine.write_all(b"two, ").unwrap();
+    server.terminate();
+    let _server = rig.serve();
+    mine.write_all(b"three").unwrap();
+    let text = |file: &mut File| {
+        let mut text = String::new();
+        file.rewind().unwrap();
+        file.read_to_string(&mut text).unwrap();
+        text
+    };
+    assert_eq!((text(&mut mine), text(&mut theirs)), ("one, two, three".to_owned(), "replaced".to_owned()));
+    assert_eq!(std::fs::read_to_string(mount.path("theirs")).unwrap(), "new");
+    assert_eq!(std::fs::read_dir(&mount.at).unwrap().count(), 1);
+    mine.unlock().unwrap();
+    drop((mine, theirs));
+    let state = rig.below().join(".byway-state");
+    let is_removed = |entry: std::io::Result<std::fs::DirEntry>| {
+        entry.unwrap().file_name().as_encoded_bytes().starts_with(b"removed-")
+    };
+    until(Instant::now() + LIMIT, "their blocks to be free", || {
+        (!std::fs::read_dir(&state).unwrap().any(is_removed)).then_some(())
+    });
+    mount.unmount();
+    other.unmount();
+}
+
 /// A file system in memory of a few MiB, until this is dropped.
 struct SmallDisk(PathBuf);
 
@@ -175,6 +220,45 @@ fn a_full_disk_fails_the_write_and_nothing_that_was_taken_is_missing() {
     std::fs::remove_file(mount.path("file")).unwrap();
     std::fs::write(mount.path("other"), &bytes).unwrap();
     mount.unmount();
+}
+
+/// The share lies on another mount, whose server goes: each call there fails with `EIO`.
+#[test]
+fn errors_of_the_file_system_below_reach_programs_and_nothing_is_made_up() {
+    if lacks_mounts() {
+        return;
+    }
+    let disk = MountRig::new(",users=squash:0");
+    let mut disk_server = disk.serve();
+    let rig = MountRig::new(",users=squash:0");
+    let disk_mount = rig.mount("below", &disk.unix(), &["--wait", "1"]);
+    let mut server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &[]);
+    let mut file =
+        File::options().create(true).truncate(false).read(true).write(true).open(mount.path("file")).unwrap();
+    file.write_all(b"durable").unwrap();
+    file.sync_all().unwrap();
+    disk_server.kill();
+    for (what, result) in [
+        ("a write", file.write(b"lost").map(drop)),
+        ("a sync", file.sync_all()),
+        ("a read", file.rewind().and_then(|()| file.read(&mut [0; 7]).map(drop))),
+        ("attributes", std::fs::metadata(mount.path("file")).map(drop)),
+        ("a new file", File::create(mount.path("new")).map(drop)),
+        ("a listing", std::fs::read_dir(&mount.at).and_then(|mut names| names.next().transpose()).map(drop)),
+    ] {
+        let error = result.expect_err(what);
+        assert!(is_errno(&error, Errno::IO), "{what}: {error}");
+    }
+    assert!(server.is_alive());
+    let _disk_server = disk.serve();
+    assert_eq!(std::fs::read(mount.path("file")).unwrap(), b"durable");
+    drop(file);
+    std::fs::write(mount.path("new"), "new").unwrap();
+    assert_eq!(std::fs::read(disk.below().join("new")).unwrap(), b"new");
+    mount.unmount();
+    drop(server);
+    disk_mount.unmount();
 }
 
 #[test]

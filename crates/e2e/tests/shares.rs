@@ -1,8 +1,10 @@
 //! Shares of a node: how they are listed, looked into, and changed by a reload.
 
+use std::fs::File;
 use std::path::Path;
+use std::time::Instant;
 
-use byway_e2e::{Server, binary, run, run_well};
+use byway_e2e::{LIMIT, MountRig, Server, binary, lacks_mounts, run, run_well, until};
 
 /// Two folders that are shared, and a configuration that a test rewrites.
 struct Rig {
@@ -105,6 +107,33 @@ fn a_reload_changes_shares_that_the_node_can_reach() {
     }
     rig.configure("");
     assert!(!rig.ctl("reload").status.success(), "nothing would be left");
+}
+
+#[test]
+fn a_client_that_stays_over_a_reload_leaves_no_entry_on_the_list() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new();
+    let shared = rig.path("shared");
+    let configure = |description: &str| {
+        rig.configure(&format!("shares = ['home={shared},users=squash:0,description={description}']\n"));
+    };
+    configure("before");
+    let _server = rig.serve();
+    let mounts = MountRig::new("");
+    let mount = mounts.mount("mount", &rig.uri("home"), &[]);
+    let file = File::open(mount.path("a/file")).unwrap();
+    file.lock_shared().unwrap();
+    drop(file);
+    let listed = || std::fs::read_dir(Path::new(&shared).join(".byway-state")).unwrap().count();
+    assert_eq!(listed(), 1);
+    configure("after");
+    assert!(rig.ctl("reload").status.success());
+    // It is back, and takes no lock.
+    assert_eq!(std::fs::read(mount.path("a/file")).unwrap(), b"12345");
+    mount.unmount();
+    until(Instant::now() + LIMIT, "an empty list", || (listed() == 0).then_some(()));
 }
 
 #[test]

@@ -177,6 +177,9 @@ pub const FUSE_BUFFERS_MAX: usize = 128;
 /// Threads of a mount; asked for more, it has so many.
 pub const FUSE_THREADS_MAX: usize = 64;
 
+/// Further threads of a mount, for requests that may wait for other clients, when half of its threads do; they start when needed.
+pub const FUSE_WAITING_THREADS_MAX: usize = 8;
+
 /// The longest request, in bytes, that is copied out of the buffer that it was read into, so that buffers are kept by long ones alone.
 pub const FUSE_SMALL_REQUEST_BYTES: usize = 16 << 10;
 

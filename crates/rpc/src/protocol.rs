@@ -10,7 +10,7 @@ pub const VOLUMES_VERSIONS: Versions = Versions::only(1);
 /// Files, as `byway serve` shares them.
 pub const FILES: u8 = 2;
 /// The versions of [`FILES`] that are spoken here.
-pub const FILES_VERSIONS: Versions = Versions::only(2);
+pub const FILES_VERSIONS: Versions = Versions::only(3);
 
 /// Lent memory.
 pub const MEMORY: u8 = 3;

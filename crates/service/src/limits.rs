@@ -128,6 +128,13 @@ pub const FILE_DESCRIPTORS_LEFT: u64 = 4;
 /// Files and directories that one session may hold nodes of; the look-up of a further one is refused. Each takes a descriptor.
 pub const FILE_NODES_MAX: usize = 1 << 18;
 
+/// A client has the server forget some nodes when it holds more than so many, though its kernel still knows them. The rest is for
+/// listings and look-ups under way.
+pub const FILE_NODES_HELD_MAX: usize = FILE_NODES_MAX / 4 * 3;
+
+/// Nodes that a client has the server forget at once: one message names as many.
+pub const FILE_NODES_RELEASED_MAX: usize = 1000;
+
 /// Files and directories that one session may have open; a further one is refused.
 pub const FILE_HANDLES_MAX: usize = 1 << 14;
 
@@ -139,7 +146,7 @@ pub const FILE_LOCKS_MAX: usize = 4096;
 pub const FILE_SLOTS: u8 = 64;
 
 /// Bytes of payloads of these answers, for one client; a call whose answer is longer fails with `EIO` if it comes again. Mounts list directories
-/// in pieces of 16 KiB by eight threads.
+/// in pieces of 16 KiB by sixteen threads.
 pub const FILE_REPLY_BYTES_MAX: usize = 256 << 10;
 
 /// How long a server of files keeps what a client holds after its session has ended; and how long a new server process gives locks only to

@@ -3,6 +3,7 @@
 mod file_server;
 
 use std::os::unix::fs::symlink;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -12,12 +13,13 @@ use byway_reactor::Errno;
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};
 use byway_rpc::protocol::CALLS_FILES;
-use byway_service::file::Users;
+use byway_service::block::spec::VolumeName;
 use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
 use byway_service::file::wire::{
-    Arguments, CallError, ClientName, Entry, Forgotten, GrantedLeases, Method, NewAttributes, OpenResult, PROTOCOL,
-    SET_MODE,
+    Arguments, CallError, ClientName, Entry, FLAG_WHOLE, Forgotten, GrantedLeases, Method, NewAttributes, OpenResult,
+    PROTOCOL, SET_MODE,
 };
+use byway_service::file::{Share, ShareSpec, Users};
 use byway_service::limits::{FILE_DESCRIPTORS_LEFT, FILE_HANDLES_MAX, FILE_LOCKS_MAX, FILE_SLOTS};
 use file_server::{Server, exclusive, share, tcp};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -56,8 +58,12 @@ impl Wire {
     }
 
     fn attach(&self) -> u64 {
-        let payload = [b"share".as_slice(), &self.name].concat();
-        let reply = self.call(Method::Attach, &named(0, b"share"), &payload).unwrap();
+        self.attach_to(b"share")
+    }
+
+    fn attach_to(&self, share: &[u8]) -> u64 {
+        let payload = [share, &self.name].concat();
+        let reply = self.call(Method::Attach, &named(0, share), &payload).unwrap();
         Entry::read_from_prefix(&reply.payload).unwrap().0.node.get()
     }
 
@@ -434,6 +440,37 @@ fn takes_leases(wire: &Wire, root: u64) -> bool {
     while wire.rpc.call(wire.session, &call, Deadline::NEVER).unwrap().wait(Deadline::after(SETTLED)).is_ok() {}
     let reply = wire.call(Method::LookUp, &named(root, b"file"), b"file").unwrap();
     GrantedLeases::read_from_prefix(&reply.result[..]).is_ok_and(|(granted, _)| granted.on_found.get() != 0)
+}
+
+#[test]
+fn a_client_is_on_the_list_of_each_share_before_it_gets_something_there() {
+    let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    for folder in &folders {
+        std::fs::write(folder.path().join("file"), "f").unwrap();
+    }
+    let [one, two] = folders.each_ref().map(|folder| exclusive(folder.path()));
+    let spec = ShareSpec { name: VolumeName::new("other").unwrap(), ..two.spec().clone() };
+    let server = Server::start(tcp(), vec![one, Arc::new(Share::open(spec).unwrap())]);
+    let listed = |entry: &str| {
+        let names = std::fs::read_dir(folders[1].path().join(".byway-state")).into_iter().flatten();
+        names.filter(|name| name.as_ref().unwrap().file_name().as_encoded_bytes().starts_with(entry.as_bytes())).count()
+    };
+    let wire = Wire::connect(&server);
+    let root = wire.attach();
+    let lock = |file: u64| {
+        let reply = wire.call(Method::Open, &Arguments { flags: 2.into(), ..named(file, b"") }, b"").unwrap();
+        let handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle;
+        let arguments = Arguments { mode: 1.into(), flags: FLAG_WHOLE.into(), node: handle, ..named(0, b"") };
+        while wire.call(Method::Lock, &arguments, b"").is_err_and(|error| error == CallError::Busy) {}
+    };
+    assert!(takes_leases(&wire, root));
+    lock(wire.look_up(root, b"file").unwrap().node.get());
+    let other = wire.attach_to(b"other");
+    let reply = wire.call(Method::LookUp, &named(other, b"file"), b"file").unwrap();
+    let (granted, _) = GrantedLeases::read_from_prefix(&reply.result[..]).unwrap_or_default();
+    assert_eq!((granted.on_found.get(), listed("leases-")), (0, 0), "no lease before the entry");
+    lock(Entry::read_from_prefix(&reply.payload).unwrap().0.node.get());
+    assert_eq!(listed("locks-"), 1);
 }
 
 /// Each change waits once for a client that returns no lease, not for as often as it likes.

@@ -206,6 +206,122 @@ fn a_list_that_is_too_long_is_cleaned_after_the_grace_time() {
     assert_eq!(two.lock(ME, second, whole(), LockKind::Exclusive, false), Err(Errno::AGAIN), "one has it still");
 }
 
+/// Links to removed files.
+fn kept(below: &Path) -> usize {
+    let names = std::fs::read_dir(below.join(STATE)).into_iter().flatten();
+    names.filter(|entry| entry.as_ref().unwrap().file_name().as_encoded_bytes().starts_with(b"removed-")).count()
+}
+
+fn open_of(client: &Client, name: &str) -> (u64, u64) {
+    let node = client.look_up(ME, ROOT, name.as_bytes()).unwrap().node;
+    (node, client.open(ME, node, OFlags::RDWR.bits()).unwrap())
+}
+
+fn text(client: &Client, handle: u64) -> Result<String, Errno> {
+    let mut bytes = [0; 64];
+    let count = client.read(ME, handle, 0, &mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes[..count]).into_owned())
+}
+
+#[test]
+fn removed_files_that_are_open_outlive_the_server() {
+    let below = tempfile::tempdir().unwrap();
+    for name in ["mine", "theirs", "replaced", "closed"] {
+        std::fs::write(below.path().join(name), name).unwrap();
+    }
+    let shares = || vec![share(below.path(), Users::Owner, false)];
+    let server = Server::start(tcp(), shares());
+    let (one, two) = (connect(&server.at), connect(&server.at));
+    let files = ["mine", "theirs", "replaced", "closed"].map(|name| open_of(&one, name));
+    let made = one.create(ME, (ROOT, b"made"), OFlags::RDWR.bits(), 0o600).unwrap();
+    one.lock(ME, files[0].1, whole(), LockKind::Exclusive, false).unwrap();
+    one.unlink(ME, ROOT, b"mine").unwrap();
+    two.unlink(ME, ROOT, b"theirs").unwrap();
+    std::fs::write(below.path().join("new"), "new").unwrap();
+    two.rename(ME, (ROOT, b"new"), (ROOT, b"replaced"), 0).unwrap();
+    one.unlink(ME, ROOT, b"closed").unwrap();
+    one.unlink(ME, ROOT, b"made").unwrap();
+    let unnamed = one.create_unnamed(ME, ROOT, OFlags::RDWR.bits(), 0o600).unwrap();
+    assert_eq!(one.write(ME, unnamed.1, 0, b"unnamed"), Ok(7));
+    assert_eq!(kept(below.path()), 6);
+
+    let server = restart(server, shares(), LONG);
+    // Closed while the server was away, for all that it knows.
+    one.close_handle(files[3].1);
+    one.forget(files[3].0, 1);
+    for ((_, handle), name) in files.iter().zip(["mine", "theirs", "replaced"]) {
+        assert_eq!(text(&one, *handle).as_deref(), Ok(name));
+        assert_eq!(one.write(ME, *handle, 0, b"MINE"), Ok(4));
+    }
+    assert_eq!(one.write(ME, made.1, 0, b"made"), Ok(4));
+    assert_eq!(
+        one.attributes(ME, files[1].0, Some(files[1].1)).map(|known| known.links.get()),
+        Ok(0),
+        "the link is not seen"
+    );
+    assert_eq!(one.look_up(ME, ROOT, b"mine").err(), Some(Errno::NOENT));
+    until("what was closed to go", || kept(below.path()) == 5);
+
+    // And the next one.
+    let server = restart(server, shares(), LONG);
+    assert_eq!(text(&one, files[1].1).as_deref(), Ok("MINErs"));
+    assert_eq!(text(&one, made.1).as_deref(), Ok("made"));
+    assert_eq!(text(&one, unnamed.1).as_deref(), Ok("unnamed"));
+    // It gets a name after all.
+    one.link(ME, unnamed.0.node, ROOT, b"named").unwrap();
+    assert_eq!(one.lock(ME, files[0].1, whole(), LockKind::Exclusive, false), Ok(()), "it is had still");
+    for (node, handle) in files[..3].iter().chain(&[(made.0.node, made.1), (unnamed.0.node, unnamed.1)]) {
+        one.close_handle(*handle);
+        // Some were found by more than one call.
+        one.forget(*node, 9);
+    }
+    until("all to go", || kept(below.path()) == 0);
+    let read = |name: &str| std::fs::read_to_string(below.path().join(name)).unwrap();
+    assert_eq!((read("replaced"), read("named")), ("new".to_owned(), "unnamed".to_owned()));
+    drop(server);
+}
+
+#[test]
+fn removed_files_of_a_client_that_does_not_come_back_go_after_the_grace_time() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), "f").unwrap();
+    let shares = || vec![share(below.path(), Users::Owner, false)];
+    let server = Server::start(tcp(), shares());
+    let cable = Cable::to(&server.at);
+    let one = connect(&cable.at);
+    let handle = open(&one);
+    one.unlink(ME, ROOT, b"file").unwrap();
+    cable.unplug();
+    let server = restart(server, shares(), Duration::from_millis(300));
+    until("the grace time to end", || kept(below.path()) == 0);
+    cable.plug();
+    assert_eq!(text(&one, handle), Err(Errno::STALE), "lost, and said so");
+    drop(server);
+}
+
+#[test]
+fn a_file_is_kept_only_where_its_name_goes() {
+    let below = tempfile::tempdir().unwrap();
+    for name in ["file", "other"] {
+        std::fs::write(below.path().join(name), name).unwrap();
+    }
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let (one, two) = (connect(&server.at), connect(&server.at));
+    let (_, handle) = open_of(&one, "file");
+    two.unlink(ME, ROOT, b"other").unwrap();
+    assert!(!below.path().join(STATE).exists(), "nobody has it open");
+    assert_eq!(two.remove_directory(ME, ROOT, b"file").err(), Some(Errno::NOTDIR));
+    assert_eq!(two.unlink(ME, ROOT, b"file/").err(), Some(Errno::INVAL));
+    two.make_directory(ME, ROOT, b"directory", 0o755).unwrap();
+    assert_eq!(two.rename(ME, (ROOT, b"directory"), (ROOT, b"file"), 0).err(), Some(Errno::NOTDIR));
+    until("the link of a name that stays to go", || kept(below.path()) == 0);
+    assert_eq!(text(&one, handle).as_deref(), Ok("file"));
+    two.unlink(ME, ROOT, b"file").unwrap();
+    assert_eq!(kept(below.path()), 1);
+    one.close();
+    until("the client's end", || kept(below.path()) == 0);
+}
+
 #[test]
 fn the_list_is_no_file_of_the_share() {
     let below = tempfile::tempdir().unwrap();

@@ -489,6 +489,13 @@ impl Filesystem for Mounted {
         }
     }
 
+    /// A change waits for other mounts' leases, a lock for the grace time of a new server, a sync for the disk.
+    fn may_wait(&self, operation: &Operation<'_>) -> bool {
+        let waits =
+            matches!(operation, Operation::SetLock { .. } | Operation::Fsync { .. } | Operation::FsyncDirectory { .. });
+        waits || operation.changes()
+    }
+
     fn forget(&self, node: u64, lookups: u64) {
         self.client.forget(node, lookups);
     }

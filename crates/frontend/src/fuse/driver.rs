@@ -1,6 +1,7 @@
 //! Threads that read the requests of a mount and hand them to a file system.
 
 mod buffer;
+mod handoff;
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -20,12 +21,20 @@ use super::request::{Operation, Parsed, RequestError, parse};
 use super::session::{Session, Step, Terms, Wishes};
 use crate::limits::FUSE_THREADS_MAX;
 use buffer::{Buffer, Pool};
+use handoff::Handoff;
 
 /// What serves a mount. Methods are called by several threads at once.
 pub trait Filesystem: Send + Sync + 'static {
     /// Answers a request: by `reply`, now or later, from any thread. The thread that calls this reads no other request meanwhile.
     /// `ENOSYS` says for some operations that they are never to be asked again.
     fn request(&self, request: Request, reply: Reply);
+
+    /// Whether [`Filesystem::request`] may return late for such a request, because it waits for other clients. Half of the driver's
+    /// threads at most are in such a call; the others go on with requests that do not wait.
+    fn may_wait(&self, operation: &Operation<'_>) -> bool {
+        let _ = operation;
+        false
+    }
 
     /// The kernel has forgotten so many look-ups of a node; at 0 it does not know it any more.
     fn forget(&self, node: u64, lookups: u64);
@@ -90,6 +99,7 @@ struct Shared {
     /// A request was answered, or INIT was.
     changed: Condvar,
     pool: Arc<Pool>,
+    handoff: Arc<Handoff>,
     /// The file system was told that the mount has ended.
     told_end: AtomicBool,
 }
@@ -125,8 +135,9 @@ impl Driver {
         let channel = Arc::clone(&channels[0]);
         let session = Mutex::new(Session::new(wishes));
         let pool = Arc::new(Pool::new(wishes.write_bytes_max as usize));
-        let shared =
-            Arc::new(Shared { filesystem, session, changed: Condvar::new(), pool, told_end: AtomicBool::new(false) });
+        let handoff = Handoff::new(Arc::clone(&filesystem), threads / 2);
+        let (changed, told_end) = (Condvar::new(), AtomicBool::new(false));
+        let shared = Arc::new(Shared { filesystem, session, changed, pool, handoff, told_end });
         let mut this = Self { threads: Vec::new(), shared, channel };
         for (number, channel) in channels.into_iter().enumerate() {
             let shared = Arc::clone(&this.shared);
@@ -160,6 +171,7 @@ impl Driver {
             // A thread that panicked has said so.
             let _ = thread.join();
         }
+        self.shared.handoff.wait();
     }
 }
 
@@ -187,6 +199,7 @@ fn serve(channel: &Arc<Channel>, shared: &Arc<Shared>) {
     if !shared.told_end.swap(true, Ordering::Relaxed) {
         shared.filesystem.ended();
     }
+    shared.handoff.end();
 }
 
 /// Takes a request; gives its buffer back unless the file system keeps it.
@@ -227,11 +240,16 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
         Step::Nothing => {}
         Step::Serve => {
             let reply = Reply { shared: Arc::clone(shared), channel: Arc::clone(channel), unique, answered: false };
+            let may_wait = shared.filesystem.may_wait(&parsed.operation);
             let (bytes, rest) = match buffer.small_copy() {
                 Some(copy) => (RequestBytes::Copied(copy), Some(buffer)),
                 None => (RequestBytes::Whole(buffer), None),
             };
-            shared.filesystem.request(Request { bytes }, reply);
+            if may_wait {
+                shared.handoff.serve(Request { bytes }, reply);
+            } else {
+                shared.filesystem.request(Request { bytes }, reply);
+            }
             return rest;
         }
     }

@@ -147,6 +147,31 @@ pub enum Operation<'a> {
     Destroy,
 }
 
+impl Operation<'_> {
+    /// Whether it changes a file or a name.
+    pub fn changes(&self) -> bool {
+        match self {
+            Self::Open { flags, .. } => flags & rustix::fs::OFlags::TRUNC.bits() != 0,
+            Self::SetAttr(_)
+            | Self::SymLink { .. }
+            | Self::MakeNode { .. }
+            | Self::MakeDirectory { .. }
+            | Self::Unlink { .. }
+            | Self::RemoveDirectory { .. }
+            | Self::Rename { .. }
+            | Self::Link { .. }
+            | Self::Write(_)
+            | Self::SetXattr { .. }
+            | Self::RemoveXattr { .. }
+            | Self::Create { .. }
+            | Self::TemporaryFile { .. }
+            | Self::Fallocate { .. }
+            | Self::CopyFileRange { .. } => true,
+            _ => false,
+        }
+    }
+}
+
 /// A WRITE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Write<'a> {

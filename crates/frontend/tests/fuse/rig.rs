@@ -17,6 +17,9 @@ use crate::passthrough::Passthrough;
 /// How long anything here may take.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
+/// Threads that read the requests of a mount.
+pub const THREADS: usize = 3;
+
 /// Whether this machine mounts nothing, which is said aloud.
 pub fn lacks_mounts() -> bool {
     let lacks = !rustix::process::geteuid().is_root() || !Path::new("/dev/fuse").exists();
@@ -57,7 +60,7 @@ impl Drop for Unmounted {
 /// Mounts a file system and waits until it works.
 pub fn start(at: &Path, files: Arc<dyn Filesystem>, wishes: Wishes) -> Driver {
     let options = MountOptions { source: "byway-test".into(), ..MountOptions::default() };
-    let driver = Driver::start(mount(&options, at).unwrap(), files, wishes, 3).unwrap();
+    let driver = Driver::start(mount(&options, at).unwrap(), files, wishes, THREADS).unwrap();
     assert!(driver.wait_until_ready(LIMIT).is_some());
     driver
 }

@@ -1,12 +1,12 @@
 //! File systems that answer later, or not at all: unmounts, signals and invalidations meanwhile.
 
 use std::collections::HashMap;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::Read;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
 use byway_frontend::fuse::abi::{Attr, ROOT, open};
@@ -18,7 +18,7 @@ use byway_frontend::fuse::{Filesystem, Notifier, NotifyError, Reply, Request};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Mount, lacks_mounts, until};
+use crate::rig::{Mount, THREADS, lacks_mounts, until};
 
 const FILE: u64 = 2;
 const FILE_BYTES: u64 = 4 << 20;
@@ -33,6 +33,9 @@ struct StalledFile {
     ended: OnceLock<()>,
     notifier: OnceLock<Notifier>,
     told_from_a_serving_thread: OnceLock<bool>,
+    /// Changes of attributes keep their thread until the test says so: how many do, and whether they may end.
+    changes: Mutex<(usize, bool)>,
+    may_change: Condvar,
     /// If not 0, reads are answered at once with such bytes.
     value: AtomicU8,
 }
@@ -50,6 +53,10 @@ impl Filesystem for StalledFile {
             Operation::Lookup { name: b"file" } => {
                 let attr = attributes(FILE);
                 reply.entry(&Entry { node: FILE, generation: 0, attr, entry_valid: forever, attr_valid: forever });
+            }
+            Operation::Lookup { name } if name.starts_with(b"other") => {
+                let node = FILE + name.iter().fold(1, |sum, byte| sum * 10 + u64::from(*byte));
+                reply.entry(&Entry { node, attr: attributes(node), ..Entry::default() });
             }
             Operation::Lookup { .. } => reply.error(Errno::NOENT),
             Operation::GetAttr { .. } => {
@@ -73,9 +80,19 @@ impl Filesystem for StalledFile {
             Operation::SetLock { wait: true, .. } => {
                 self.locks.lock().unwrap().insert(parsed.unique, reply);
             }
+            Operation::SetAttr(_) => {
+                let mut changes = self.changes.lock().unwrap();
+                changes.0 += 1;
+                drop(self.may_change.wait_while(changes, |(_, may)| !*may).unwrap());
+                reply.attributes(attributes(parsed.node), Duration::ZERO);
+            }
             Operation::Flush { .. } | Operation::Release { .. } => reply.ok(),
             _ => reply.error(Errno::NOSYS),
         }
+    }
+
+    fn may_wait(&self, operation: &Operation<'_>) -> bool {
+        operation.changes()
     }
 
     fn forget(&self, _node: u64, _lookups: u64) {}
@@ -174,4 +191,40 @@ fn long_writes_come_whole_and_page_aligned() {
         assert_eq!(file.write_at(&vec![1; len], 0).unwrap(), len);
         assert_eq!(files.writes.lock().unwrap().pop(), Some((len, 0)));
     }
+}
+
+/// Has changes end, also when the test fails.
+struct Released<'a>(&'a StalledFile);
+
+impl Drop for Released<'_> {
+    fn drop(&mut self) {
+        self.0.changes.lock().unwrap().1 = true;
+        self.0.may_change.notify_all();
+    }
+}
+
+#[test]
+fn reads_go_on_while_more_changes_wait_than_there_are_threads() {
+    let Some((files, mount)) = stalled(Wishes::default()) else { return };
+    files.value.store(b'a', Ordering::SeqCst);
+    let file = File::open(mount.path().join("file")).unwrap();
+    std::thread::scope(|scope| {
+        let released = Released(&files);
+        let change = |number| {
+            let path = mount.path().join(format!("other{number}"));
+            move || std::fs::set_permissions(path, Permissions::from_mode(0o600)).unwrap()
+        };
+        let changing: Vec<_> = (0..12).map(|number| scope.spawn(change(number))).collect();
+        until("changes in all threads", || (files.changes.lock().unwrap().0 >= THREADS).then_some(()));
+        let reading = scope.spawn(|| {
+            let mut bytes = [0; 4096];
+            file.read_exact_at(&mut bytes, 0).unwrap();
+            bytes[0]
+        });
+        until("a read beside them", || reading.is_finished().then_some(()));
+        assert_eq!(reading.join().unwrap(), b'a');
+        assert!(changing.iter().all(|change| !change.is_finished()));
+        drop(released);
+    });
+    assert_eq!(files.changes.lock().unwrap().0, 12, "those that had to queue were made too");
 }

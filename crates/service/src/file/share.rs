@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use byway_fabric::access::{Access, Identity, Right};
 use byway_reactor::privilege::User;
@@ -134,6 +135,8 @@ pub struct Share {
     acting: Acting,
     can_list: bool,
     list: state::List,
+    /// It was said that a removed file could not be kept.
+    told_unkept: AtomicBool,
     pub(super) locks: Mutex<Locks<Ticket>>,
 }
 
@@ -171,7 +174,7 @@ impl Share {
         is_reachable(path, &root)?;
         let can_list = state::can_list(root.as_fd());
         let list = state::List::default();
-        Ok(Self { root, acting, can_list, list, locks: Mutex::default(), spec })
+        Ok(Self { root, acting, can_list, list, told_unkept: AtomicBool::new(false), locks: Mutex::default(), spec })
     }
 
     /// As it was configured.
@@ -202,13 +205,25 @@ impl Share {
 
     /// Whether the server can keep a list of the clients that have locks or leases ([`state`]). Without it a new process waits
     /// for the whole grace time.
-    pub(super) fn can_list(&self) -> bool {
+    pub fn can_list(&self) -> bool {
         self.can_list
     }
 
     /// What this process knows of the list on disk.
     pub(super) fn list(&self) -> &state::List {
         &self.list
+    }
+
+    /// A removed file that a client has open could not be kept: says so once.
+    pub(super) fn note_unkept(&self, error: rustix::io::Errno) {
+        if !self.told_unkept.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
+                share = self.name(),
+                %error,
+                "a removed file that is open cannot be kept in {}: it is lost if the server process ends",
+                state::FOLDER
+            );
+        }
     }
 
     pub(super) fn root(&self) -> &OwnedFd {

@@ -2,7 +2,9 @@
 //!
 //! It lies in the folder [`FOLDER`] of the shared directory, so that it goes where the files go. No client can name or list a
 //! file of that name. Each client of the list is an empty file: it is made before the client's first lock or lease, durably, and
-//! removed when the client has gone for good.
+//! removed when the client has gone for good. Beside the list are the removed files that clients have open ([`kept`]).
+
+pub(super) mod kept;
 
 use std::fmt::Write as _;
 use std::ops::ControlFlow;

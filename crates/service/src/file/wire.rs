@@ -85,6 +85,9 @@ pub enum Method {
     Recalls = 35,
     /// The client has asked a new server process for all locks that it had, and believes no lease of an earlier session.
     ReclaimComplete = 36,
+    /// The removed files that the process before has kept for the client in the share of the node `node`, from inode number `offset`
+    /// on: as `ReadDirectory` with nodes, without names. They are the client's until it forgets them.
+    KeptFiles = 37,
 }
 
 impl Method {
@@ -122,7 +125,7 @@ impl Method {
     /// The method of that number.
     pub fn from_number(number: u16) -> Option<Self> {
         use Method as M;
-        const ALL: [M; 36] = [
+        const ALL: [M; 37] = [
             M::Attach,
             M::List,
             M::LookUp,
@@ -159,6 +162,7 @@ impl Method {
             M::Detach,
             M::Recalls,
             M::ReclaimComplete,
+            M::KeptFiles,
         ];
         ALL.get(usize::from(number).checked_sub(1)?).copied()
     }

@@ -192,20 +192,15 @@ impl Client {
         reply: &Reply,
     ) {
         let (kept, (on_parent, on_found)) = (self.kept_name(caller, name), granted(reply));
-        let names = {
-            let table = self.table();
-            [table.remote(parent), table.remote(found.node)]
-        };
         let mut state = self.caches.state();
+        // One that was released meanwhile has no lease any more.
+        let [on_parent, on_found] = [(parent, on_parent), (found.node, on_found)].map(|(node, version)| {
+            let name = self.table().held_as(node)?;
+            version.inspect(|_| _ = state.names.insert(name, node))
+        });
         state.leases.learn(ticket, parent, on_parent, None, now());
         state.leases.learn_entry(ticket, parent, on_parent.is_some(), &kept, Some(found.node));
         state.leases.learn(ticket.of_found(), found.node, on_found, Some(found.attributes), now());
-        let leased = [(parent, on_parent), (found.node, on_found)];
-        for ((node, version), name) in leased.into_iter().zip(names) {
-            if let (Some(_), Some(name)) = (version, name) {
-                state.names.insert(name.name, node);
-            }
-        }
     }
 
     /// Takes what an entry of a listing says. The directory's lease does not come with it, the entry's version does, or 0.
@@ -237,12 +232,12 @@ impl Client {
 
     /// Takes what an answer to `GetAttributes` says.
     pub(super) fn learn_attributes(&self, ticket: Ticket, node: u64, attributes: &Attributes, reply: &Reply) {
-        let (on_node, _) = granted(reply);
-        let name = self.table().remote(node);
         let mut state = self.caches.state();
+        let name = self.table().held_as(node);
+        let on_node = granted(reply).0.filter(|_| name.is_some());
         state.leases.learn(ticket, node, on_node, Some(*attributes), now());
         if let (Some(_), Some(name)) = (on_node, name) {
-            state.names.insert(name.name, node);
+            state.names.insert(name, node);
         }
     }
 

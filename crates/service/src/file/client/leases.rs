@@ -314,6 +314,11 @@ impl<A: Clone> Leases<A> {
         self.nodes.get(&node).map_or(0, |node| node.event).max(self.unknown_event)
     }
 
+    /// Whether the node has a lease of this session, which answers may prolong.
+    pub fn has_lease(&self, node: u64) -> bool {
+        self.nodes.get(&node).and_then(|node| node.lease).is_some_and(|lease| lease.0 == self.epoch)
+    }
+
     /// Whether a lease on the node holds now.
     pub fn is_leased(&self, node: u64, now: Instant) -> bool {
         self.nodes.get(&node).is_some_and(|node| self.holds(node, now))

@@ -13,11 +13,13 @@ mod caches;
 mod connection;
 mod files;
 mod held_locks;
+mod kept_files;
 mod kernel;
 pub mod leases;
 mod list;
 mod locking;
 mod opener;
+mod released;
 mod slots;
 mod table;
 mod tending;
@@ -227,6 +229,10 @@ impl Client {
         if !self.table().attach(root_remote, &root.attributes) {
             return Ok(false);
         }
+        if live.is_new_process {
+            // Before the locks: removed files may have some.
+            self.claim_kept_files(live, root_remote.name)?;
+        }
         self.recover_locks(live)?;
         if live.is_new_process {
             // The server waits for it before it gives others what this client may have.
@@ -255,7 +261,13 @@ impl Client {
 
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
         let changing = self.changing(method, ask);
-        let answered = self.repeat(method, ask.repeatable, |live, slot| self.ask_once(live, method, ask, slot));
+        let call = |live, slot| self.ask_once(live, method, ask, slot);
+        let mut answered = self.repeat(method, ask.repeatable, call);
+        let is_full = matches!(answered, Err(Errno::NFILE)) && matches!(method, Method::LookUp | Method::Open);
+        if is_full && self.release_nodes() || matches!(answered, Err(Errno::STALE)) && self.was_released(ask) {
+            // Nothing was done.
+            answered = self.repeat(method, ask.repeatable, call);
+        }
         changing.ended(&answered);
         let (live, reply) = answered?;
         self.note_changes(live, method, ask);
@@ -388,10 +400,11 @@ impl Client {
             (None, None) => 0,
         };
         let given_up = {
-            let table = self.table();
-            // The server has given no lease on a file of an earlier session.
-            let of = |node| table.remote(node).filter(|remote| remote.epoch == live.epoch).map(|remote| remote.name);
-            ask.given_up.map(|node| node.and_then(of))
+            let mut table = self.table();
+            // The server has given no lease on a file of an earlier session, nor on one that it was told to forget.
+            let mut of =
+                |node| table.remote(node).filter(|remote| remote.epoch == live.epoch).map(|remote| remote.name);
+            ask.given_up.map(|node| node.and_then(&mut of))
         };
         let groups = &caller.groups[..caller.groups.len().min(CALL_GROUPS_MAX)];
         let arguments = Arguments {
@@ -433,7 +446,14 @@ impl Client {
         let parent = self.remote_node(live, caller, parent, depth + 1)?;
         let arguments = Arguments { node: U64::new(parent), name_len: U16::new(name.len() as u16), ..for_user(caller) };
         let payload = [name, groups_of(caller)].concat();
-        let reply = self.connection.call_on(live.session, Method::LookUp, &arguments, &payload, None);
+        let look_up = || self.connection.call_on(live.session, Method::LookUp, &arguments, &payload, None);
+        let mut reply = look_up();
+        if let Err(Failure::Call(error)) = reply
+            && error.errno() == Errno::NFILE
+            && self.release_nodes_in(live)?
+        {
+            reply = look_up();
+        }
         let reply = reply.map_err(|failure| match failure {
             // It was removed while the server was away.
             Failure::Call(CallError::Errno(Errno::NOENT)) => Failure::Call(CallError::Stale),
@@ -516,7 +536,14 @@ impl Client {
     /// Takes a node from an answer.
     fn hold(&self, live: Live, parent: u64, name: &[u8], entry: &Entry) -> Found {
         let remote = Remote { epoch: live.epoch, name: entry.node.get() };
-        let node = self.table().hold((parent, name), remote, &entry.attributes);
+        let (node, is_full) = {
+            let mut table = self.table();
+            let node = table.hold((parent, name), remote, &entry.attributes);
+            (node, table.is_full())
+        };
+        if is_full {
+            self.release_nodes();
+        }
         Found { node, attributes: entry.attributes }
     }
 }

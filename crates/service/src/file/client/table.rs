@@ -6,8 +6,11 @@
 
 use std::collections::HashMap;
 
+use rustix::fs::FileType;
+
 use super::super::wire::Attributes;
 use super::held_locks::HeldLocks;
+use super::released::HeldNodes;
 use super::unsynced::{Lost, Unsynced};
 use crate::limits::FILE_UNSYNCED_MAX;
 
@@ -38,17 +41,45 @@ pub(super) struct Remote {
 }
 
 #[derive(Debug)]
-struct Node {
+pub(super) struct Node {
     parent: u64,
     name: Vec<u8>,
     identity: Identity,
-    remote: Remote,
+    pub(super) remote: Remote,
     /// Answers of the epoch that named it: the server is told as many when it is forgotten.
-    answers: u64,
+    pub(super) answers: u64,
     /// Answers to the user of this table that named it.
     look_ups: u64,
     /// A name of it was removed: while the server holds it, its blocks are not free.
-    is_removed: bool,
+    pub(super) is_removed: bool,
+    pub(super) is_directory: bool,
+    /// Handles of it.
+    pub(super) opens: u32,
+    /// It was used since it was looked at for [`Table::release`].
+    pub(super) is_used: bool,
+}
+
+impl Node {
+    fn new((parent, name): (u64, &[u8]), remote: Remote, attributes: &Attributes) -> Self {
+        Self {
+            parent,
+            name: name.to_vec(),
+            identity: Identity::of(attributes),
+            remote,
+            answers: 1,
+            look_ups: 1,
+            is_removed: false,
+            is_directory: FileType::from_raw_mode(attributes.mode.get()) == FileType::Directory,
+            opens: 0,
+            is_used: true,
+        }
+    }
+
+    /// An answer has named it.
+    fn named(&mut self, remote: Remote) {
+        self.answers = if self.remote == remote { self.answers + 1 } else { 1 };
+        (self.remote, self.is_used) = (remote, true);
+    }
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -81,7 +112,8 @@ pub(super) struct Syncing {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Table {
-    nodes: HashMap<u64, Node>,
+    pub(super) nodes: HashMap<u64, Node>,
+    pub(super) held: HeldNodes,
     by_identity: HashMap<Identity, u64>,
     by_name: HashMap<(u64, Vec<u8>), u64>,
     handles: HashMap<u64, Handle>,
@@ -94,6 +126,7 @@ impl Default for Table {
     fn default() -> Self {
         Self {
             nodes: HashMap::new(),
+            held: HeldNodes::default(),
             by_identity: HashMap::new(),
             by_name: HashMap::new(),
             handles: HashMap::new(),
@@ -109,15 +142,11 @@ impl Table {
     pub(super) fn attach(&mut self, remote: Remote, attributes: &Attributes) -> bool {
         let identity = Identity::of(attributes);
         self.last = self.last.max(ROOT);
-        let root = self.nodes.entry(ROOT).or_insert_with(|| Node {
-            parent: ROOT,
-            name: Vec::new(),
-            identity,
-            remote,
-            answers: 1,
-            look_ups: u64::MAX,
-            is_removed: false,
-        });
+        self.held.begin(remote.epoch);
+        let root = self
+            .nodes
+            .entry(ROOT)
+            .or_insert_with(|| Node { look_ups: u64::MAX, ..Node::new((ROOT, b""), remote, attributes) });
         (root.remote, root.answers) = (remote, 1);
         self.by_identity.insert(identity, ROOT);
         root.identity == identity
@@ -130,8 +159,8 @@ impl Table {
             && let Some(node) = self.nodes.get_mut(&number)
         {
             node.look_ups = node.look_ups.saturating_add(1);
-            node.answers = if node.remote == remote { node.answers + 1 } else { 1 };
-            node.remote = remote;
+            self.held.renamed(number, node.remote, remote);
+            node.named(remote);
             if number != ROOT && (node.parent != parent || node.name != name) {
                 let old = (node.parent, std::mem::replace(&mut node.name, name.to_vec()));
                 node.parent = parent;
@@ -142,8 +171,8 @@ impl Table {
         }
         self.last += 1;
         let number = self.last;
-        let node = Node { parent, name: name.to_vec(), identity, remote, answers: 1, look_ups: 1, is_removed: false };
-        self.nodes.insert(number, node);
+        self.nodes.insert(number, Node::new((parent, name), remote, attributes));
+        self.held.renamed(number, Remote::default(), remote);
         self.by_identity.insert(identity, number);
         self.by_name.insert((parent, name.to_vec()), number);
         number
@@ -170,6 +199,8 @@ impl Table {
             return None;
         }
         let node = self.nodes.remove(&number)?;
+        self.held.renamed(number, node.remote, Remote::default());
+        self.tidy_held();
         self.leave_name(&(node.parent, node.name), number);
         if self.by_identity.get(&node.identity) == Some(&number) {
             self.by_identity.remove(&node.identity);
@@ -178,8 +209,15 @@ impl Table {
     }
 
     /// What the server calls a node. `None`: the table does not know it.
-    pub(super) fn remote(&self, number: u64) -> Option<Remote> {
-        self.nodes.get(&number).map(|node| node.remote)
+    pub(super) fn remote(&mut self, number: u64) -> Option<Remote> {
+        let node = self.nodes.get_mut(&number)?;
+        node.is_used = true;
+        Some(node.remote)
+    }
+
+    /// What the server calls a node that it holds.
+    pub(super) fn held_as(&self, number: u64) -> Option<u64> {
+        self.nodes.get(&number).filter(|node| node.remote.epoch == self.held.epoch).map(|node| node.remote.name)
     }
 
     /// Where a node is found again.
@@ -192,9 +230,19 @@ impl Table {
         let Some(node) = self.nodes.get_mut(&number).filter(|node| node.identity == Identity::of(attributes)) else {
             return false;
         };
-        node.answers = if node.remote == remote { node.answers + 1 } else { 1 };
-        node.remote = remote;
+        self.held.renamed(number, node.remote, remote);
+        node.named(remote);
         true
+    }
+
+    /// A new server process has kept a removed file. False if it is not known here.
+    pub(super) fn claim(&mut self, remote: Remote, attributes: &Attributes) -> bool {
+        let Some(&number) = self.by_identity.get(&Identity::of(attributes)) else { return false };
+        let is_known = self.found_again(number, remote, attributes);
+        if let Some(node) = self.nodes.get_mut(&number) {
+            node.is_removed = true;
+        }
+        is_known
     }
 
     /// A name was given to another place, or exchanged with it.
@@ -237,6 +285,9 @@ impl Table {
     pub(super) fn open(&mut self, opened: Opened, remote: Remote) -> u64 {
         self.last = self.last.max(ROOT) + 1;
         let Opened { node, flags, directory } = opened;
+        if let Some(node) = self.nodes.get_mut(&node) {
+            node.opens += 1;
+        }
         let losses_seen = self.unsynced.losses();
         let handle = Handle { node, flags, directory, remote, losses_seen, has_lost_locks: false };
         self.handles.insert(self.last, handle);
@@ -261,10 +312,18 @@ impl Table {
 
     pub(super) fn close(&mut self, number: u64) -> Option<Remote> {
         let closed = self.handles.remove(&number)?;
+        if let Some(node) = self.nodes.get_mut(&closed.node) {
+            node.opens -= 1;
+        }
         if !self.locks.is_empty() && self.handle_of(closed.node).is_none() {
             self.locks.forget(closed.node);
         }
         Some(closed.remote)
+    }
+
+    /// Whether anything is open.
+    pub(super) fn has_open_files(&self) -> bool {
+        !self.handles.is_empty()
     }
 
     /// An open file of a node.

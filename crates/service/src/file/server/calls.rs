@@ -9,7 +9,7 @@ use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{DESCRIPTOR_BYTES, Descriptor};
 use byway_reactor::privilege::User;
 use byway_rpc::session::{CallRef, Incomer};
-use rustix::fs::OFlags;
+use rustix::fs::{OFlags, RenameFlags};
 use rustix::io::Errno;
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -21,6 +21,7 @@ use super::super::wire::{
     Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes, SHARE_READ_ONLY, ShareEntry,
 };
 use super::leases::{Act, Changer, Named, Parked};
+use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
 use super::replies::SlotUse;
 use super::table::{Client, Handle, Node, Open};
@@ -151,6 +152,7 @@ impl Shares {
                 Ok(())
             }
             Method::Recalls => self.recalls(at, asked),
+            Method::KeptFiles => self.kept_files(at, asked),
             Method::Lock => self.lock(at, call, &asked.arguments),
             Method::Read => self.read(at, asked),
             Method::Write => self.write(at, asked),
@@ -281,19 +283,20 @@ impl Shares {
                 Box::new(move || Ok(Outcome::Node(tree::look_up(&this.fd, &name)?)))
             }
             Method::GetAttributes => {
-                let handle = handle_on(client, &node, asked)?;
+                let (handle, files) = (handle_on(client, &node, asked)?, client.open_files.clone());
                 Box::new(move || {
                     let open = handle.as_ref().and_then(Handle::descriptor);
                     let attributes = tree::attributes(open.unwrap_or(this.fd.as_fd()))?;
-                    Ok(Outcome::Bytes(attributes.as_bytes().to_vec()))
+                    Ok(Outcome::Bytes(files.seen(this.id, attributes).as_bytes().to_vec()))
                 })
             }
             Method::SetAttributes => {
                 let new = NewAttributes::read_from_bytes(asked.data).map_err(|_| CallError::Malformed)?;
-                let handle = handle_on(client, &node, asked)?;
+                let (handle, files) = (handle_on(client, &node, asked)?, client.open_files.clone());
                 Box::new(move || {
                     let open = handle.as_ref().and_then(Handle::descriptor);
-                    tree::set_attributes(this.fd.as_fd(), open, &new)
+                    let attributes = tree::set_attributes(this.fd.as_fd(), open, &new)?;
+                    Ok(Outcome::Bytes(files.seen(this.id, attributes).as_bytes().to_vec()))
                 })
             }
             Method::ReadLink => Box::new(move || tree::read_link(this.fd.as_fd())),
@@ -302,22 +305,32 @@ impl Shares {
                     // A device or a FIFO is the client's machine's to open, never this one's.
                     return Err(Errno::OPNOTSUPP.into());
                 }
-                Box::new(move || Ok(Outcome::Opened(tree::open(this.fd.as_fd(), flags)?)))
+                let opening = client.opening(&node)?;
+                Box::new(move || opening.open(this.id, || tree::open(this.fd.as_fd(), flags)))
             }
             Method::OpenDirectory => Box::new(move || Ok(Outcome::Directory(tree::open_directory(this.fd.as_fd())?))),
-            Method::CreateUnnamed => Box::new(move || tree::create_unnamed(this.fd.as_fd(), flags, mode)),
+            Method::CreateUnnamed => {
+                let opening = client.opening(&node)?;
+                // One that may never get a name gets no link.
+                let can_have_names = flags & OFlags::EXCL.bits() == 0;
+                Box::new(move || {
+                    let created = tree::create_unnamed(this.fd.as_fd(), flags, mode)?;
+                    if can_have_names { opening.created_unnamed(created) } else { Ok(opening.created(created)) }
+                })
+            }
             Method::StatFileSystem => Box::new(move || tree::stat_file_system(this.fd.as_fd())),
             Method::Access => Box::new(move || tree::access(this.fd.as_fd(), mode)),
             Method::ListXattrs => Box::new(move || tree::list_xattrs(this.fd.as_fd())),
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
             Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                let given_up = given_up(client, asked);
-                on_two(asked, this, directory, (client.leases.changer(), given_up))?
+                let changer = (client.leases.changer(), given_up(client, asked));
+                on_two(asked, this, directory, changer, client.open_files.clone())?
             }
             _ => {
-                let given_up = given_up(client, asked);
-                on_directory(asked, this, (client.leases.changer(), given_up))?
+                let changer = (client.leases.changer(), given_up(client, asked));
+                let opening = client.opening(&node)?;
+                on_directory(asked, this, changer, opening)?
             }
         };
         self.work(at, asked, node, None, work)
@@ -354,21 +367,30 @@ fn on_two(
     this: Arc<Node>,
     directory: Arc<Node>,
     (by, given_up): (Changer, Vec<FileId>),
+    files: OpenFiles,
 ) -> Result<Work, CallError> {
     same_share(&this, &directory)?;
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id, directory.id]);
     if asked.method == Method::Link {
         let act = Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name));
-        return Ok(Named { by, user, known, given_up, names: Vec::new(), act }.work());
+        return Ok(Named { by, user, known, given_up, names: Vec::new(), removed: None, act }.work());
     }
     let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
-    let names = vec![(Arc::clone(&this), name.clone()), (Arc::clone(&directory), new_name.clone())];
+    let replaced = (Arc::clone(&directory), new_name.clone());
+    let removes = flags & RenameFlags::EXCHANGE.bits() == 0;
+    let removed = removes.then(|| Removed { files, name: replaced.clone() });
+    let names = vec![(Arc::clone(&this), name.clone()), replaced];
     let act = Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags));
-    Ok(Named { by, user, known, given_up, names, act }.work())
+    Ok(Named { by, user, known, given_up, names, removed, act }.work())
 }
 
 /// Calls that make or remove a name of a directory.
-fn on_directory(asked: &Asked<'_>, this: Arc<Node>, (by, given_up): (Changer, Vec<FileId>)) -> Result<Work, CallError> {
+fn on_directory(
+    asked: &Asked<'_>,
+    this: Arc<Node>,
+    (by, given_up): (Changer, Vec<FileId>),
+    opening: Opening,
+) -> Result<Work, CallError> {
     let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id]);
     // What is there is removed or emptied.
@@ -378,8 +400,10 @@ fn on_directory(asked: &Asked<'_>, this: Arc<Node>, (by, given_up): (Changer, Ve
         _ => false,
     };
     let names = if changes_it { vec![(Arc::clone(&this), name.clone())] } else { Vec::new() };
+    let removed = (asked.method == Method::Unlink)
+        .then(|| Removed { files: opening.files.clone(), name: (Arc::clone(&this), name.clone()) });
     let act: Act = match asked.method {
-        Method::Create => Box::new(move || tree::create(this.fd.as_fd(), &name, flags, mode)),
+        Method::Create => Box::new(move || Ok(opening.created(tree::create(this.fd.as_fd(), &name, flags, mode)?))),
         Method::MakeSymlink => {
             if asked.second_name.len() > LINK_TARGET_MAX {
                 return Err(Errno::NAMETOOLONG.into());
@@ -399,7 +423,7 @@ fn on_directory(asked: &Asked<'_>, this: Arc<Node>, (by, given_up): (Changer, Ve
         }
         _ => return Err(CallError::Malformed),
     };
-    Ok(Named { by, user, known, given_up, names, act }.work())
+    Ok(Named { by, user, known, given_up, names, removed, act }.work())
 }
 
 /// Extended attributes: which of them a user may see and change, the file system below says.

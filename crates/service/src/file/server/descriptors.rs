@@ -18,6 +18,11 @@ fn most() -> u64 {
     })
 }
 
+/// Whether clients hold more than half of what they may. Then they get no further leases, since a file with a lease has to stay held.
+pub(super) fn are_scarce() -> bool {
+    HELD.load(Ordering::Relaxed) > most() / 2
+}
+
 /// A descriptor that is held for a client; it counts until this is dropped.
 #[derive(Debug)]
 pub(super) struct Counted(());

@@ -12,6 +12,7 @@ use super::super::leases::Since;
 use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResult};
 use super::descriptors::Counted;
 use super::leases::Parked;
+use super::open_files::OpenMark;
 use super::outcome::{Found, Listed, Outcome};
 use super::table::{Handle, Node, Open};
 use super::{FileRequest, FileRequestId, Shares, Window};
@@ -47,12 +48,15 @@ impl Shares {
                 let own = named.own();
                 return self.change(at, (request, session), (&files, &own), Parked::Named(named));
             }
-            Outcome::Opened(open) => self.open(at, session, node, open).map(|handle| (handle, Vec::new())),
+            Outcome::Opened(open, mark) => {
+                self.open(at, session, node, (open, mark)).map(|handle| (handle, Vec::new()))
+            }
             Outcome::Directory(fd) => {
                 let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };
-                self.handle(session, open, node).map(|handle| (handle, Vec::new()))
+                self.handle(session, open, node, None).map(|handle| (handle, Vec::new()))
             }
-            Outcome::Created(open, found) => self.created(at, session, &node, open, found),
+            Outcome::Created(open, found, mark) => self.created(at, session, &node, (open, mark), found),
+            Outcome::Kept(files) => self.came_back(session, &node, files),
             Outcome::Listing(entries) => {
                 return self.answer_listing(at, request, (session, &node), (window, since), entries);
             }
@@ -65,7 +69,7 @@ impl Shares {
 
     /// Gives a node its name. It lies in the share of the node that it was found from.
     fn name(&mut self, session: SessionId, from: &Node, found: Found) -> Result<Vec<u8>, CallError> {
-        let attributes = found.attributes;
+        let attributes = self.recovery.open_files().seen(found.id, found.attributes);
         let node = self.client(session)?.hold(found, &from.share, from.right)?;
         Ok(Entry { node: U64::new(node), attributes }.as_bytes().to_vec())
     }
@@ -75,20 +79,26 @@ impl Shares {
         at: &mut At<'_>,
         session: SessionId,
         node: Arc<Node>,
-        open: byway_reactor::OpenFile,
+        (open, mark): (byway_reactor::OpenFile, OpenMark),
     ) -> Result<Vec<u8>, CallError> {
         let open = Arc::new(open);
         let file = at.reactor.add_file(Arc::clone(&open));
-        let opened = self.handle(session, Open::File { open, file }, node);
+        let opened = self.handle(session, Open::File { open, file }, node, Some(mark));
         if opened.is_err() {
             at.reactor.remove_file(file);
         }
         opened
     }
 
-    fn handle(&mut self, session: SessionId, open: Open, node: Arc<Node>) -> Result<Vec<u8>, CallError> {
+    fn handle(
+        &mut self,
+        session: SessionId,
+        open: Open,
+        node: Arc<Node>,
+        mark: Option<OpenMark>,
+    ) -> Result<Vec<u8>, CallError> {
         let counted = Arc::new(Counted::take().ok_or(Errno::NFILE)?);
-        let handle = self.client(session)?.open(Handle { open, node, _counted: counted })?;
+        let handle = self.client(session)?.open(Handle { open, node, _counted: counted, _mark: mark.map(Arc::new) })?;
         Ok(OpenResult { handle: U64::new(handle) }.as_bytes().to_vec())
     }
 
@@ -97,10 +107,10 @@ impl Shares {
         at: &mut At<'_>,
         session: SessionId,
         directory: &Node,
-        open: byway_reactor::OpenFile,
+        open: (byway_reactor::OpenFile, OpenMark),
         found: Found,
     ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
-        let attributes = found.attributes;
+        let attributes = self.recovery.open_files().seen(found.id, found.attributes);
         let client = self.client(session)?;
         let name = client.hold(found, &directory.share, directory.right)?;
         let node = client.node(name)?;
@@ -117,9 +127,27 @@ impl Shares {
         }
     }
 
+    /// Removed files that a client comes back to. They are kept until it forgets them.
+    fn came_back(
+        &mut self,
+        session: SessionId,
+        root: &Node,
+        files: Vec<(Listed, OpenMark)>,
+    ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
+        let client = self.client(session)?;
+        let mut listed = Vec::with_capacity(files.len());
+        for (file, mark) in files {
+            if let Some(found) = &file.found {
+                client.came_back.insert(found.id, mark);
+            }
+            listed.push(file);
+        }
+        Ok((Vec::new(), self.listing(session, root, None, listed)))
+    }
+
     /// Entries as they travel. One whose node cannot be named is listed by its name alone.
     fn listing(&mut self, session: SessionId, directory: &Node, since: Option<Since>, entries: Vec<Listed>) -> Vec<u8> {
-        let mut bytes = Vec::new();
+        let (mut bytes, files) = (Vec::new(), self.recovery.open_files());
         for listed in entries {
             let mut head = DirectoryEntry::new_zeroed();
             head.cookie = U64::new(listed.cookie);
@@ -130,7 +158,7 @@ impl Shares {
                 ..Attributes::default()
             });
             if let (Some(found), Ok(client)) = (listed.found, self.client(session)) {
-                let (attributes, id) = (found.attributes, found.id);
+                let (attributes, id) = (files.seen(found.id, found.attributes), found.id);
                 if let Ok(node) = client.hold(found, &directory.share, directory.right) {
                     head.entry = Entry { node: U64::new(node), attributes };
                     head.lease = U64::new(self.grant_lease(session, id, since));

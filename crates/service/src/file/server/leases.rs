@@ -21,6 +21,8 @@ use super::super::leases::{Action, Change, LastHeard, Leases, Since};
 use super::super::locks::FileId;
 use super::super::wire::{CallError, FLAG_ALL, GrantedLeases, Lease, Method};
 use super::calls::Asked;
+use super::descriptors::are_scarce;
+use super::open_files::Removed;
 use super::outcome::Outcome;
 use super::table::Node;
 use super::workers::Work;
@@ -80,6 +82,8 @@ pub(super) struct LeaseState {
     heard: LastHeard,
     /// It has asked for recalls: only then it gets leases.
     takes_recalls: bool,
+    /// It has attached to a share since.
+    is_paused: bool,
     /// Its peer gets no leases until then.
     refused_until: Instant,
     /// The call that waits for recalls.
@@ -98,6 +102,7 @@ impl LeaseState {
             table: table.clone(),
             heard,
             takes_recalls: false,
+            is_paused: false,
             refused_until: Instant::ZERO,
             waits: None,
             recalls: Vec::new(),
@@ -117,6 +122,11 @@ impl LeaseState {
     /// The client uses no lease of the session any more.
     pub(super) fn return_all(&self) {
         self.table.lock().0.returned_all(self.key, monotonic());
+    }
+
+    /// No new leases until the client asks for recalls again. Those that it has are recalled as before.
+    pub(super) fn pause(&mut self) {
+        self.is_paused = true;
     }
 
     /// The session has forgotten a node.
@@ -150,6 +160,8 @@ pub(super) struct Named {
     pub(super) given_up: Vec<FileId>,
     /// Names whose files change too.
     pub(super) names: Vec<(Arc<Node>, CString)>,
+    /// One of them that is removed.
+    pub(super) removed: Option<Removed>,
     pub(super) act: Act,
 }
 
@@ -188,7 +200,7 @@ impl Named {
             drop(turns);
             return Ok(Outcome::Stands(files, Arc::clone(self)));
         };
-        let done = (self.act)();
+        let done = self.act_and_keep(&files);
         drop(turns);
         self.by.table.lock().0.end(change, monotonic());
         done
@@ -197,6 +209,17 @@ impl Named {
     /// Files on which the client has no lease any more.
     pub(super) fn own(&self) -> Vec<FileId> {
         self.known.iter().chain(&self.given_up).copied().collect()
+    }
+
+    /// Changes the names. A file whose name is removed is kept for the clients that have it open.
+    fn act_and_keep(&self, files: &[FileId]) -> Result<Outcome, Errno> {
+        let Some(removed) = &self.removed else { return (self.act)() };
+        let keeping = removed.keep(files)?;
+        let done = (self.act)();
+        if let Some(keeping) = keeping.filter(|_| done.is_err()) {
+            keeping.undo();
+        }
+        done
     }
 
     fn files(&self) -> Vec<FileId> {
@@ -233,8 +256,9 @@ impl Shares {
 
     /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
     pub(super) fn lease_since(&mut self, session: SessionId) -> Option<Since> {
-        let gets_some = |leases: &LeaseState| leases.takes_recalls && leases.refused_until <= monotonic();
-        let client = self.client(session).ok().filter(|client| gets_some(&client.leases))?;
+        let gets_some =
+            |leases: &LeaseState| leases.takes_recalls && !leases.is_paused && leases.refused_until <= monotonic();
+        let client = self.client(session).ok().filter(|client| gets_some(&client.leases) && !are_scarce())?;
         Some(client.leases.table.lock().0.since())
     }
 
@@ -359,6 +383,7 @@ impl Shares {
         let peer = client.known_as.as_ref().map(|(_, peer)| peer);
         let refused_until = peer.map_or(Instant::ZERO, |peer| recovery.refusals().until(peer));
         client.leases.takes_recalls = true;
+        client.leases.is_paused = false;
         client.leases.refused_until = refused_until;
         let key = client.leases.key;
         for bytes in asked.data.as_chunks::<{ size_of::<Lease>() }>().0 {

@@ -73,6 +73,8 @@ impl Shares {
         // These entries are removed when it goes, also if it gets no lock or lease any more. They do not count as listed: before a new
         // lock or lease, this process looks for the file itself.
         client.to_unlist.extend(recovery.completed(name, now).into_iter().map(|held| (held, *name)));
+        let (name, shares) = (*name, client.shares.clone());
+        self.drop_unclaimed(name, &shares);
         Ok(())
     }
 
@@ -83,6 +85,7 @@ impl Shares {
             tracing::warn!(count = missing.len(), "clients with locks or leases have not come back after the restart");
             self.unlist(&shares, missing);
         }
+        self.drop_kept_of_missing(now);
         let unread = self.recovery.unread(now);
         if unread.is_empty() {
             return;

@@ -10,9 +10,11 @@ mod calls;
 mod data;
 mod descriptors;
 mod finish;
+mod kept_files;
 mod leases;
 mod listing;
 mod locking;
+mod open_files;
 mod outcome;
 mod recovery;
 mod refusals;
@@ -336,6 +338,7 @@ impl Service for Shares {
             self.end(at, request, Ok((&[], &[])));
         }
         self.end_superseded(at);
+        self.remove_unneeded();
         self.feed(at);
     }
 

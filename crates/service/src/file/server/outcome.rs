@@ -9,6 +9,7 @@ use super::super::locks::FileId;
 use super::super::wire::Attributes;
 use super::descriptors::Counted;
 use super::leases::Named;
+use super::open_files::OpenMark;
 
 /// A file that was found: a descriptor that names it and opens nothing (`O_PATH`), and what is known of it.
 #[derive(Debug)]
@@ -44,13 +45,15 @@ pub(super) enum Outcome {
     /// A node.
     Node(Found),
     /// An open file.
-    Opened(OpenFile),
+    Opened(OpenFile, OpenMark),
     /// An open directory.
     Directory(OwnedFd),
     /// A new file, open.
-    Created(OpenFile, Found),
+    Created(OpenFile, Found, OpenMark),
     /// Entries.
     Listing(Vec<Listed>),
+    /// Removed files that were kept for the client.
+    Kept(Vec<(Listed, OpenMark)>),
     /// Nothing was done: leases on these files stand against it.
     Stands(Vec<FileId>, Arc<Named>),
 }

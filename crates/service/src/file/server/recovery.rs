@@ -12,6 +12,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
+use std::ops::ControlFlow;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,6 +28,7 @@ use super::super::state;
 use super::super::wire::ClientName;
 use super::Mailbox;
 use super::leases::LeaseTable;
+use super::open_files::OpenFiles;
 use super::refusals::Refusals;
 use super::table::Client;
 use crate::limits::{FILE_CLIENTS_AWAY_MAX, FILE_GRACE};
@@ -50,6 +52,7 @@ pub struct Recovery {
     started: OnceLock<Instant>,
     known: Mutex<Known<ClientKey, Home, Client>>,
     leases: LeaseTable,
+    open_files: OpenFiles,
     refusals: Mutex<Refusals<Identity>>,
     grace: Mutex<Expecting>,
     /// Set when there is no grace: asked without the lock.
@@ -64,6 +67,8 @@ struct Expecting {
     shares: Vec<Arc<Share>>,
     /// Shares whose list could not be read or was too long, and when their grace ends.
     unread: Vec<(Arc<Share>, Instant)>,
+    /// Shares with files that were kept for clients of the process before, and when those are removed that no client came back to.
+    kept: Vec<(Arc<Share>, Instant)>,
 }
 
 impl Recovery {
@@ -83,6 +88,7 @@ impl Recovery {
             started,
             known,
             leases,
+            open_files: OpenFiles::default(),
             refusals,
             grace,
             grace_is_over: AtomicBool::new(true),
@@ -115,9 +121,16 @@ impl Recovery {
         let is_new = |share: &&Arc<Share>| !expecting.shares.iter().any(|known| Arc::ptr_eq(known, share));
         let new: Vec<_> = shares.iter().filter(is_new).map(Arc::clone).collect();
         expecting.shares = shares.to_vec();
-        expecting.unread.retain(|(share, _)| shares.iter().any(|served| Arc::ptr_eq(share, served)));
+        let is_served = |(share, _): &(Arc<Share>, Instant)| shares.iter().any(|served| Arc::ptr_eq(share, served));
+        expecting.unread.retain(is_served);
+        expecting.kept.retain(is_served);
         let until = now + self.grace_at_start;
         for share in &new {
+            if state::kept::for_each(share.root().as_fd(), |_, _| ControlFlow::Break(()))
+                .is_ok_and(|end| end.is_break())
+            {
+                expecting.kept.push((Arc::clone(share), until));
+            }
             let list = if share.can_list() { state::listed(share.root().as_fd()) } else { Ok(None) };
             if let Ok(Some(clients)) = list {
                 // A reload finds those of this process on the list.
@@ -139,12 +152,17 @@ impl Recovery {
         }
         let is_over = expecting.grace.is_over(now);
         self.grace_is_over.store(is_over, Ordering::Release);
-        (!is_over || !expecting.unread.is_empty()).then_some(until)
+        (!is_over || !expecting.unread.is_empty() || !expecting.kept.is_empty()).then_some(until)
     }
 
     /// One table for all shares: they may overlap, and a reload replaces them.
     pub(super) fn leases(&self) -> &LeaseTable {
         &self.leases
+    }
+
+    /// One table for all shares, as for leases.
+    pub(super) fn open_files(&self) -> OpenFiles {
+        self.open_files.clone()
     }
 
     /// Peers that get no leases for a while.
@@ -192,6 +210,17 @@ impl Recovery {
     pub(super) fn unread(&self, now: Instant) -> Vec<Arc<Share>> {
         let mut expecting = self.expecting();
         expecting.unread.extract_if(.., |(_, until)| *until <= now).map(|(share, _)| share).collect()
+    }
+
+    /// The grace time may have passed: takes the shares with kept files that no client came back to.
+    pub(super) fn kept(&self, now: Instant) -> Vec<Arc<Share>> {
+        let mut expecting = self.expecting();
+        expecting.kept.extract_if(.., |(_, until)| *until <= now).map(|(share, _)| share).collect()
+    }
+
+    /// Whether a share may have files that were kept for clients of the process before.
+    pub(super) fn may_have_kept(&self, share: &Arc<Share>) -> bool {
+        self.expecting().kept.iter().any(|(other, _)| Arc::ptr_eq(share, other))
     }
 
     pub(super) fn known(&self) -> MutexGuard<'_, Known<ClientKey, Home, Client>> {

@@ -106,6 +106,9 @@ impl Shares {
         let node = client.hold(root, share, *right)?;
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, share)) {
             client.shares.push(Arc::clone(share));
+            // It is not on the list of this share: before it gets something there, it is put on the lists again.
+            client.listed.clear();
+            client.leases.pause();
         }
         let flag = |is: bool, flag: u32| if is { flag } else { 0 };
         let flags = flag(*right == Right::Read, SHARE_READ_ONLY)
@@ -145,12 +148,15 @@ impl Shares {
                 client
             }
             claim => {
-                // The reload that took a share away took its clients' files, too.
+                let leases = LeaseState::join(self.recovery.leases(), &self.mailbox, session);
+                let tables = (leases, self.recovery.open_files());
+                let mut new = Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as, tables);
+                // The reload that took a share away took its clients' files, too. It stays on the lists while it is known.
                 if let Claim::Resumed(client) = claim {
+                    new.to_unlist.clone_from(&client.to_unlist);
                     self.forget_client(client);
                 }
-                let leases = LeaseState::join(self.recovery.leases(), &self.mailbox, session);
-                Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as, leases)
+                new
             }
         };
         // The attach itself.

@@ -14,6 +14,7 @@ use super::super::share::Share;
 use super::super::wire::{CallError, ClientName};
 use super::descriptors::Counted;
 use super::leases::LeaseState;
+use super::open_files::{OpenFiles, OpenMark, Opening};
 use super::outcome::Found;
 use super::recovery::ClientKey;
 use super::replies::Replies;
@@ -50,6 +51,8 @@ pub(super) struct Handle {
     pub(super) open: Open,
     pub(super) node: Arc<Node>,
     pub(super) _counted: Arc<Counted>,
+    /// Of a file.
+    pub(super) _mark: Option<Arc<OpenMark>>,
 }
 
 #[derive(Debug)]
@@ -69,12 +72,15 @@ pub(super) struct Client {
     /// As it has named itself. None: it does not come back.
     pub(super) known_as: Option<ClientKey>,
     pub(super) leases: LeaseState,
+    pub(super) open_files: OpenFiles,
     /// Entries of its shares' lists that this process has made durable: it may get what they stand for.
     pub(super) listed: HashSet<(Holding, ClientName)>,
     /// Entries that the lists may have, of this process or of the one before: they are removed when it goes.
     pub(super) to_unlist: HashSet<(Holding, ClientName)>,
     nodes: Slots<KnownNode>,
     by_id: HashMap<(usize, FileId), Slot<KnownNode>>,
+    /// Removed files that it came back to, until it forgets them.
+    pub(super) came_back: HashMap<FileId, OpenMark>,
     handles: Slots<Handle>,
     handle_count: usize,
     /// Shares that it has attached to.
@@ -97,16 +103,23 @@ impl Handle {
 }
 
 impl Client {
-    pub(super) fn new(session: SessionId, key: u64, known_as: ClientKey, leases: LeaseState) -> Self {
+    pub(super) fn new(
+        session: SessionId,
+        key: u64,
+        known_as: ClientKey,
+        (leases, open_files): (LeaseState, OpenFiles),
+    ) -> Self {
         Self {
             session,
             key,
             leases,
+            open_files,
             listed: HashSet::new(),
             to_unlist: HashSet::new(),
             known_as: Some(known_as),
             nodes: Slots::default(),
             by_id: HashMap::new(),
+            came_back: HashMap::new(),
             handles: Slots::default(),
             handle_count: 0,
             shares: Vec::new(),
@@ -156,6 +169,7 @@ impl Client {
         let KnownNode { node, .. } = self.nodes.remove(slot)?;
         self.by_id.remove(&(address(&node.share), node.id));
         self.leases.forgotten(node.id);
+        self.came_back.remove(&node.id);
         Some(node)
     }
 
@@ -194,6 +208,12 @@ impl Client {
                 *file = reactor.add_file(Arc::clone(open));
             }
         }
+    }
+
+    /// It opens files of the share of a node. One that does not come back opens none.
+    pub(super) fn opening(&self, node: &Node) -> Result<Opening, CallError> {
+        let client = self.known_as.as_ref().ok_or(CallError::Stale)?.0;
+        Ok(Opening { files: self.open_files.clone(), client, share: Arc::clone(&node.share) })
     }
 
     /// Whether it may open or hold more.

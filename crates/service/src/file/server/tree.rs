@@ -119,14 +119,19 @@ pub(super) fn open_directory(node: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
 }
 
 /// Makes and opens a file; opens the one that is there unless `O_EXCL` forbids it.
-pub(super) fn create(directory: BorrowedFd<'_>, name: &CStr, flags: u32, mode: u32) -> Result<Outcome, Errno> {
+pub(super) fn create(
+    directory: BorrowedFd<'_>,
+    name: &CStr,
+    flags: u32,
+    mode: u32,
+) -> Result<(OpenFile, Found), Errno> {
     let exclusive = flags & OFlags::EXCL.bits() != 0;
     let make = sanitized(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
     loop {
         match rustix::fs::openat2(directory, name, make, Mode::from_raw_mode(mode & 0o7777), CONFINED) {
             Ok(fd) => {
                 let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-                return Ok(Outcome::Created(file(fd)?, found(node)?));
+                return Ok((file(fd)?, found(node)?));
             }
             Err(Errno::EXIST) if !exclusive => {}
             Err(error) => return Err(error),
@@ -136,7 +141,7 @@ pub(super) fn create(directory: BorrowedFd<'_>, name: &CStr, flags: u32, mode: u
                 let file = open(there.fd.as_fd(), flags)?;
                 // It may have been emptied.
                 let attributes = attributes(&there.fd)?;
-                return Ok(Outcome::Created(file, Found { attributes, ..there }));
+                return Ok((file, Found { attributes, ..there }));
             }
             Ok(there) if FileType::from_raw_mode(there.attributes.mode.get()) == FileType::Directory => {
                 return Err(Errno::ISDIR);
@@ -156,11 +161,11 @@ pub(super) fn identity(directory: BorrowedFd<'_>, name: &CStr) -> Result<FileId,
 }
 
 /// Makes and opens a file that has no name yet.
-pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: u32) -> Result<Outcome, Errno> {
+pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: u32) -> Result<(OpenFile, Found), Errno> {
     let wanted = sanitized(flags) | OFlags::TMPFILE | OFlags::from_bits_retain(flags) & OFlags::EXCL;
     let fd = rustix::fs::openat2(directory, c".", wanted, Mode::from_raw_mode(mode & 0o7777), CONFINED)?;
     let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(Outcome::Created(file(fd)?, found(node)?))
+    Ok((file(fd)?, found(node)?))
 }
 
 pub(super) fn make_symlink(directory: BorrowedFd<'_>, name: &CStr, target: &CStr) -> Result<Outcome, Errno> {
@@ -213,7 +218,7 @@ pub(super) fn set_attributes(
     node: BorrowedFd<'_>,
     open_file: Option<BorrowedFd<'_>>,
     new: &NewAttributes,
-) -> Result<Outcome, Errno> {
+) -> Result<Attributes, Errno> {
     let which = new.which.get();
     let is = |bit| which & bit != 0;
     // The kernel takes the last number for "unchanged".
@@ -252,7 +257,7 @@ pub(super) fn set_attributes(
     if is(wire::SET_ACCESSED | wire::SET_MODIFIED | wire::SET_ACCESSED_NOW | wire::SET_MODIFIED_NOW) {
         rustix::fs::utimensat(node, c"", &times, AtFlags::EMPTY_PATH)?;
     }
-    Ok(Outcome::Bytes(attributes(node)?.as_bytes().to_vec()))
+    attributes(node)
 }
 
 /// Entries of a directory from a cookie on, at most `len` bytes of them as they travel.

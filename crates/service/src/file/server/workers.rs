@@ -1,5 +1,7 @@
 //! A few threads per loop for calls on files that may block. A call is a closure; each runs with the rights of one user.
 
+use std::cell::RefCell;
+
 use byway_reactor::Waker;
 use byway_reactor::privilege::{User, clear_umask_of_thread};
 use byway_reactor::thread_pool::{Runner, ThreadPool};
@@ -66,15 +68,14 @@ impl Workers {
 
 fn runner() -> Runner<Queued, Ended> {
     let umask = clear_umask_of_thread().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::PERM));
-    let mut rights = Rights::default();
     Box::new(move |queued| match queued {
         // Without the user's rights, or with another mode than was asked for, nothing is done.
         Queued::Call { request, user, work } => {
-            let take = |()| user.map_or(Ok(()), |user| rights.take(&user));
+            let take = |()| user.map_or(Ok(()), |user| RIGHTS.with_borrow_mut(|rights| rights.take(&user)));
             Some((request, umask.and_then(take).and_then(|()| work())))
         }
         Queued::Own(work) => {
-            if rights.take(&server_itself()).is_ok() {
+            if RIGHTS.with_borrow_mut(|rights| rights.take(&server_itself())).is_ok() {
                 work();
             }
             None
@@ -90,6 +91,27 @@ fn runner() -> Runner<Queued, Ended> {
 pub(super) fn server_itself() -> User {
     let (uid, gid) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
     User { uid, gid, groups: vec![gid] }
+}
+
+thread_local! {
+    /// Of a worker.
+    static RIGHTS: RefCell<Rights> = RefCell::default();
+}
+
+/// Does something on a worker's thread with the server's own rights, in the middle of a call of a user.
+///
+/// # Errors
+/// The kernel's: it was not done, or the thread did not get the user's rights back and its call must end.
+pub(super) fn as_server<T>(work: impl FnOnce() -> T) -> Result<T, Errno> {
+    let before = RIGHTS.with_borrow_mut(|rights| {
+        let before = rights.now.clone();
+        rights.take(&server_itself()).map(|()| before)
+    })?;
+    let done = work();
+    if let Some(before) = before {
+        RIGHTS.with_borrow_mut(|rights| rights.take(&before))?;
+    }
+    Ok(done)
 }
 
 /// Whose rights the thread has now.
