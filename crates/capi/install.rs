@@ -20,7 +20,9 @@ pub fn install(built: &Path, source: &Path, prefix: &Path) -> Result<()> {
     for folder in [&include, &pkgconfig] {
         fs::create_dir_all(folder).map_err(|error| at(folder, &error))?;
     }
-    copy(&source.join("include/byway.h"), &include.join("byway.h"))?;
+    for header in ["byway.h", "byway_anl.h", "c.m4.byway"] {
+        copy(&source.join("include").join(header), &include.join(header))?;
+    }
     copy(&built.join("libbyway.a"), &lib.join("libbyway.a"))?;
     copy(&built.join("libbyway.so"), &lib.join(format!("libbyway.so.{VERSION}")))?;
     link(&format!("libbyway.so.{VERSION}"), &lib.join(SONAME))?;

@@ -54,7 +54,7 @@ pub struct DsmRunArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(KEEP_ALIVE_MIN.as_secs()..=KEEP_ALIVE_MAX.as_secs()))]
     pub keep_alive: u64,
-    /// How the pager thread of each process waits: sleep, or spin, which keeps a core busy
+    /// How the pager thread of each process waits: sleep, poll for 0.1 ms while the program waits, or spin, which keeps a core busy
     #[arg(long, value_name = "HOW", default_value = "sleep", value_parser = parse_waits)]
     pub pager: Waits,
     /// Program and its arguments
@@ -76,7 +76,7 @@ fn parse_host(uri: &str) -> Result<(String, SocketAddr), String> {
 }
 
 fn parse_waits(name: &str) -> Result<Waits, String> {
-    Waits::from_name(name).ok_or_else(|| format!("{name} is neither sleep nor spin"))
+    Waits::from_name(name).ok_or_else(|| format!("{name} is not one of sleep, poll, spin"))
 }
 
 fn parse_consistency(name: &str) -> Result<Consistency, String> {

@@ -138,6 +138,14 @@ struct byway_dsm_counters {
   uint64_t pin_waits;
 };
 
+// A flag that processes wait for (PAUSEDEC). It lies in shared memory.
+struct byway_anl_flag {
+  // Guards the flag.
+  uint32_t lock;
+  // Whether it is set.
+  uint32_t is_set;
+};
+
 // A range of memory.
 struct byway_segment {
   // The memory.
@@ -287,6 +295,22 @@ int byway_dsm_unlock(const struct byway_dsm_job *job, uint32_t lock);
 int byway_dsm_barrier(const struct byway_dsm_job *job,
                       uint32_t barrier);
 
+// Orders this process's loads and stores before the fence with those behind it. With release consistency (`byway dsm run --consistency
+// rc`) what was stored before is seen behind every fence, of any process, that begins later.
+//
+// # Safety
+// `job` is of `byway_dsm_init`.
+int byway_dsm_fence(const struct byway_dsm_job *job);
+
+// Brings bytes of a segment to this process: pages that are not here are asked for at once, where loads would wait for one after the other.
+// `BYWAY_E_RANGE`: the bytes do not lie in a segment that this process has mapped.
+//
+// # Safety
+// `job` is of `byway_dsm_init`. `address` may be any.
+int byway_dsm_fetch(const struct byway_dsm_job *job,
+                    const uint8_t *address,
+                    uintptr_t bytes);
+
 // Writes this process's counters to `*counters`.
 //
 // # Safety
@@ -299,6 +323,58 @@ int byway_dsm_statistics(const struct byway_dsm_job *job, struct byway_dsm_count
 // # Safety
 // `job` is of `byway_dsm_init`; neither it nor a segment is used after.
 int byway_dsm_finish(struct byway_dsm_job *job);
+
+// The program begins (MAIN_INITENV). Each process of the job runs it from here to CREATE, with memory of its own.
+void byway_anl_begin(void);
+
+// A number for a lock, a flag or a barrier.
+uint32_t byway_anl_number(void);
+
+// Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes.
+void *byway_anl_malloc(uintptr_t bytes);
+
+// Creates a process that runs `body` (CREATE), if `count` is 0; otherwise `count - 1` processes, and runs `body` in this one too. In a process
+// that is created, this does not return.
+//
+// # Safety
+// `body` is a function without arguments.
+void byway_anl_create(void (*body)(void),
+                      uint32_t count);
+
+// Waits for the end of all processes (WAIT_FOR_END).
+void byway_anl_wait(void);
+
+// The end of the program (MAIN_END). Memory of G_MALLOC is gone then.
+void byway_anl_end(void);
+
+// Waits for a lock (LOCK).
+void byway_anl_lock(uint32_t lock);
+
+// Releases a lock (UNLOCK).
+void byway_anl_unlock(uint32_t lock);
+
+// Waits until all processes are at the barrier (BARRIER). `count` is 0 or the number of processes.
+void byway_anl_barrier(uint32_t barrier, uint32_t count);
+
+// Sets or clears a flag (SETPAUSE, CLEARPAUSE).
+//
+// # Safety
+// `flag` is null or a flag of PAUSEDEC that PAUSEINIT has initialised.
+void byway_anl_set(struct byway_anl_flag *flag, uint32_t is_set);
+
+// Waits until a flag is set (WAITPAUSE). Looks at it again and again, with pauses of up to 1 ms.
+//
+// # Safety
+// As [`byway_anl_set`].
+void byway_anl_wait_for(const struct byway_anl_flag *flag);
+
+// Releases a lock that the caller has, waits until a condition is signalled, and takes the lock again (CONDVARWAIT). Looks again and
+// again, with pauses of up to 1 ms.
+//
+// # Safety
+// `condition` is null or of CONDVARDEC, and signalled under the lock.
+void byway_anl_wait_signal(const uint32_t *condition,
+                           uint32_t lock);
 
 // What a code says, in English; never null, and never freed.
 const char *byway_error_text(int code);

@@ -43,7 +43,7 @@ impl From<CallError> for Code {
     fn from(error: CallError) -> Self {
         Self(match error {
             CallError::Misuse(byway_dsm::Misuse::TooMany | byway_dsm::Misuse::AtBarrier { .. }) => BYWAY_E_BUSY,
-            CallError::Segment(_) => BYWAY_E_RANGE,
+            CallError::Segment(_) | CallError::Range => BYWAY_E_RANGE,
             CallError::Memory(_) => BYWAY_E_SYSTEM,
             _ => BYWAY_E_INVALID,
         })
@@ -153,6 +153,37 @@ pub unsafe extern "C" fn byway_dsm_barrier(job: *const byway_dsm_job, barrier: u
     guard(|| {
         // SAFETY: by the caller's word.
         unsafe { borrow(job)? }.0.barrier(barrier)?;
+        Ok(0)
+    })
+}
+
+/// Orders this process's loads and stores before the fence with those behind it. With release consistency (`byway dsm run --consistency
+/// rc`) what was stored before is seen behind every fence, of any process, that begins later.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_fence(job: *const byway_dsm_job) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        unsafe { borrow(job)? }.0.fence()?;
+        Ok(0)
+    })
+}
+
+/// Brings bytes of a segment to this process: pages that are not here are asked for at once, where loads would wait for one after the other.
+/// `BYWAY_E_RANGE`: the bytes do not lie in a segment that this process has mapped.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`. `address` may be any.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_fetch(job: *const byway_dsm_job, address: *const u8, bytes: usize) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let job = &unsafe { borrow(job)? }.0;
+        let segment = job.segment_of(address).ok_or(CallError::Range)?;
+        let first = address.addr() - segment.as_ptr().addr();
+        job.fetch(segment, first..first.checked_add(bytes).ok_or(CallError::Range)?)?;
         Ok(0)
     })
 }

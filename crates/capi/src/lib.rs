@@ -5,6 +5,7 @@
 //! unless it says otherwise. The description of an object names the function that frees it, once. Several threads may use a
 //! handle at once, except to free it.
 
+mod anl;
 mod call;
 mod dsm;
 mod error;
@@ -14,14 +15,20 @@ mod memory;
 mod node;
 mod operation;
 
+pub use anl::{
+    byway_anl_barrier, byway_anl_begin, byway_anl_create, byway_anl_end, byway_anl_flag, byway_anl_lock,
+    byway_anl_malloc, byway_anl_number, byway_anl_set, byway_anl_unlock, byway_anl_wait, byway_anl_wait_for,
+    byway_anl_wait_signal,
+};
 pub use call::{
     byway_answer, byway_call, byway_call_start, byway_delegate, byway_next_call, byway_request,
     byway_request_arguments, byway_request_free, byway_request_is_cancelled, byway_request_method,
     byway_request_payload, byway_request_session, byway_request_windows,
 };
 pub use dsm::{
-    byway_dsm_barrier, byway_dsm_counters, byway_dsm_finish, byway_dsm_init, byway_dsm_job, byway_dsm_lock,
-    byway_dsm_rank, byway_dsm_ranks, byway_dsm_segment, byway_dsm_statistics, byway_dsm_unlock,
+    byway_dsm_barrier, byway_dsm_counters, byway_dsm_fence, byway_dsm_fetch, byway_dsm_finish, byway_dsm_init,
+    byway_dsm_job, byway_dsm_lock, byway_dsm_rank, byway_dsm_ranks, byway_dsm_segment, byway_dsm_statistics,
+    byway_dsm_unlock,
 };
 pub use error::byway_error_text;
 pub use feedback::{

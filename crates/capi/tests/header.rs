@@ -1,16 +1,21 @@
 //! The header that is checked in is the one that the code makes, and a C program uses it.
 
+mod c_programs;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
+
+use c_programs::{can_run_jobs, compile, folder, library};
 
 #[path = "../install.rs"]
 mod install;
 
-const FILES: [&str; 8] =
-    ["dsm.rs", "error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs", "feedback.rs"];
+const FILES: [&str; 9] =
+    ["dsm.rs", "anl.rs", "error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs", "feedback.rs"];
 
-fn folder() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+/// The source of an example.
+fn example(name: &str) -> PathBuf {
+    folder().join("examples").join(name).with_extension("c")
 }
 
 fn header() -> String {
@@ -42,54 +47,22 @@ fn the_header_is_current() {
     assert!(there == made, "stale: run this test with BYWAY_WRITE_HEADER=1 and look at what changed");
 }
 
-/// The static library lies where this test was built.
-fn library() -> PathBuf {
-    let mut folder = std::env::current_exe().unwrap();
-    while folder.pop() {
-        let path = folder.join("libbyway.a");
-        if path.exists() {
-            return path;
-        }
-    }
-    panic!("libbyway.a was not built");
-}
-
 /// Compiles an example with `arguments` and runs it; what it printed. `None`, said aloud, without a compiler.
 fn run_example(name: &str, libraries: &Path, arguments: &[String]) -> Option<String> {
-    let (_folder, program) = compile(name, arguments)?;
+    let (_folder, program) = compile(&example(name), arguments)?;
     let ran = Command::new(&program).env("LD_LIBRARY_PATH", libraries).output().unwrap();
     assert!(ran.status.success(), "{}", String::from_utf8_lossy(&ran.stderr));
     Some(String::from_utf8(ran.stdout).unwrap())
 }
 
-/// The program, in a folder that is removed with the first.
-fn compile(name: &str, arguments: &[String]) -> Option<(tempfile::TempDir, PathBuf)> {
-    if Command::new("cc").arg("--version").output().is_err() {
-        byway_skip::skip_this(byway_skip::SkipReason::MissingTool("cc"));
-        return None;
-    }
-    let out = tempfile::tempdir().unwrap();
-    let program = out.path().join(name);
-    let mut compile = Command::new("cc");
-    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-D_POSIX_C_SOURCE=200809L"]);
-    compile.arg(folder().join("examples").join(name).with_extension("c")).args(arguments);
-    compile.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program);
-    let compiled = compile.output().unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
-    Some((out, program))
-}
-
 #[test]
 fn processes_in_c_share_memory() {
     use byway_dsm::launch::{JobEnd, Launch};
-    use byway_reactor::userfault::{Features, Userfault};
-    if Userfault::open(Features::WRITE_PROTECT.and(Features::MOVE), true).is_err() {
-        return byway_skip::skip_this(byway_skip::SkipReason::Machine(
-            "the kernel refuses userfaultfd with write protection and moves of pages",
-        ));
+    if !can_run_jobs() {
+        return;
     }
     let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
-    let Some((_folder, program)) = compile("shared", &arguments) else { return };
+    let Some((_folder, program)) = compile(&example("shared"), &arguments) else { return };
     let mut lines = Vec::new();
     let job = Launch::new(3, program).start().unwrap();
     let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));

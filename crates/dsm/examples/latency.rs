@@ -11,6 +11,10 @@ type Error = Box<dyn std::error::Error>;
 /// Words of a page.
 const PAGE: usize = PAGE_BYTES / size_of::<u64>();
 
+/// What is fetched at once, and how often.
+const FETCHED_BYTES: usize = 1 << 20;
+const FETCHES: u64 = 9;
+
 fn main() -> std::process::ExitCode {
     run().map_or_else(
         |error| {
@@ -31,7 +35,8 @@ fn time(what: &str, count: usize, mut access: impl FnMut(usize)) {
         })
         .collect();
     times.sort_unstable();
-    println!("{what}: p50 {:?}, p99 {:?}", times[count / 2], times[count * 99 / 100]);
+    let us = |time: Duration| time.as_secs_f64() * 1e6;
+    println!("{what}: p50 {:.1} us, p99 {:.1} us", us(times[count / 2]), us(times[count * 99 / 100]));
 }
 
 /// Stores to a word for 200 ms. Gives how often.
@@ -42,6 +47,38 @@ fn share(word: &AtomicU64) -> u64 {
         count += 1;
     }
     count
+}
+
+/// Fetches 1 MiB that another process has written, and finds all of it here then.
+fn fetch(job: &Job) -> Result<(), Error> {
+    let ahead = job.segment("ahead", FETCHED_BYTES)?;
+    let pages = || ahead.words().iter().step_by(PAGE);
+    let mut times = Vec::new();
+    for round in 1..=FETCHES {
+        if job.rank() == 1 {
+            pages().for_each(|word| word.store(round, Relaxed));
+        }
+        job.barrier(0)?;
+        if job.rank() == 0 {
+            let began = Instant::now();
+            job.fetch(ahead, 0..FETCHED_BYTES)?;
+            times.push(began.elapsed().as_secs_f64());
+            let before = job.counters().read_faults;
+            if job.ranks() > 1 && pages().any(|word| word.load(Relaxed) != round) {
+                return Err("a fetched page is not what the other process has written".into());
+            }
+            if job.counters().read_faults > before {
+                return Err("a page was not here behind its fetch".into());
+            }
+        }
+        job.barrier(0)?;
+    }
+    times.sort_by(f64::total_cmp);
+    if let Some(time) = times.get(times.len() / 2) {
+        let rate = FETCHED_BYTES as f64 / time / 1e6;
+        println!("fetch of 1 MiB that the other has written: p50 {:.1} us, {rate:.0} MB/s", time * 1e6);
+    }
+    Ok(())
 }
 
 fn run() -> Result<(), Error> {
@@ -66,6 +103,7 @@ fn run() -> Result<(), Error> {
         time("load at the home of a page that the other has written", count, |at| _ = page(at).load(Relaxed));
     }
     job.barrier(0)?;
+    fetch(&job)?;
     let received = job.counters().pages_received;
     let mut failed = None;
     let mut step = |result: Result<(), byway_dsm::CallError>| failed = failed.take().or(result.err());
@@ -79,6 +117,16 @@ fn run() -> Result<(), Error> {
     }
     failed.map_or(Ok(()), Err)?;
     job.barrier(0)?;
+    // All processes want it: each gets it from the one before.
+    let began = Instant::now();
+    for _ in 0..count {
+        drop(job.lock(1)?);
+    }
+    job.barrier(0)?;
+    if first && job.ranks() > 1 {
+        let each = began.elapsed().as_secs_f64() * 1e6 / (count * usize::from(job.ranks())) as f64;
+        println!("lock that all want: {each:.1} us each");
+    }
     if first || second {
         let stores = share(&pages[usize::from(job.rank())]);
         let pages = job.counters().pages_received.saturating_sub(received).max(1);

@@ -130,21 +130,22 @@ fn pin() -> Done {
     Ok(job.finish()?)
 }
 
-/// Rank 1 connects to rank 0 as a stranger before it joins: one that says something else, and one that says nothing.
+/// Rank 1 connects to rank 0 as a stranger before it joins: one that says something else, and one that says nothing. When all have joined, a
+/// stranger is refused.
 fn stranger() -> Done {
     let variable = |name: &str| std::env::var(name).unwrap_or_default();
+    let place = std::path::PathBuf::from(variable("BYWAY_DSM_FOLDER")).join("rank-0");
+    let address = || match variable("BYWAY_DSM_WIRE").as_str() {
+        "shm" => Some(Address::Shared(place.clone())),
+        "unix" => Some(Address::Unix(place.clone())),
+        _ => std::fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()).map(Address::Tcp),
+    };
     let mut strangers = Vec::new();
     if variable("BYWAY_DSM_RANK") == "1" {
-        let place = std::path::PathBuf::from(variable("BYWAY_DSM_FOLDER")).join("rank-0");
         let deadline = Instant::now() + Duration::from_secs(20);
         while strangers.len() < 2 {
-            let address = match variable("BYWAY_DSM_WIRE").as_str() {
-                "shm" => Some(Address::Shared(place.clone())),
-                "unix" => Some(Address::Unix(place.clone())),
-                _ => std::fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()).map(Address::Tcp),
-            };
             let node = Node::open(&NodeOptions::default())?;
-            let session = address.map(|at| node.connect(&at, Deadline::after(Duration::from_secs(5))));
+            let session = address().map(|at| node.connect(&at, Deadline::after(Duration::from_secs(5))));
             match session {
                 Some(Ok(session)) if strangers.is_empty() => drop(node.send(session, &[7; 32], b"who is there?")?),
                 Some(Ok(_)) => {}
@@ -156,6 +157,13 @@ fn stranger() -> Done {
         }
     }
     let job = Job::join()?;
+    if job.rank() == 1 {
+        let late = Node::open(&NodeOptions::default())?;
+        let at = address().ok_or("rank 0 has no address")?;
+        if late.connect(&at, Deadline::after(Duration::from_secs(5))).is_ok() {
+            return Err("rank 0 accepts strangers when all have joined".into());
+        }
+    }
     let counter = &job.segment("counter", PAGE_BYTES)?.words()[0];
     {
         let _guard = job.lock(0)?;

@@ -1,8 +1,9 @@
 //! A call of the program that the pager answers.
 
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
-use byway_service::dsm::{Counters, Misuse, Outcome};
+use byway_service::dsm::{Counters, Misuse, Outcome, Page};
 
 /// What the pager answers.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +45,7 @@ pub(crate) enum Command {
     Unlock(u32),
     Barrier(u32, Call),
     Fence(Call),
+    Fetch(Range<Page>, Call),
     Map(Vec<u8>, u64, Call),
     Count(Call),
     /// Tell the others that this process leaves, and end.

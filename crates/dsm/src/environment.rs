@@ -26,7 +26,7 @@ pub(crate) const BYTES: &str = "BYWAY_DSM_BYTES";
 pub(crate) const PEERS: &str = "BYWAY_DSM_PEERS";
 /// The keep-alive, in milliseconds.
 pub(crate) const KEEP_ALIVE: &str = "BYWAY_DSM_KEEP_ALIVE";
-/// `sleep` or `spin`.
+/// `sleep`, `poll` or `spin`.
 pub(crate) const WAITS: &str = "BYWAY_DSM_PAGER";
 
 /// `sc` or `rc`.
@@ -38,6 +38,8 @@ pub enum Waits {
     /// It sleeps, and the kernel wakes it for a fault or a message.
     #[default]
     Sleep,
+    /// It looks again and again for a moment while the program waits for it, which leaves a core idle, and sleeps otherwise.
+    Poll,
     /// It looks again and again, and keeps a core busy.
     Spin,
 }
@@ -47,13 +49,14 @@ impl Waits {
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sleep => "sleep",
+            Self::Poll => "poll",
             Self::Spin => "spin",
         }
     }
 
     /// What has that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Sleep, Self::Spin].into_iter().find(|waits| waits.name() == name)
+        [Self::Sleep, Self::Poll, Self::Spin].into_iter().find(|waits| waits.name() == name)
     }
 }
 
@@ -202,6 +205,7 @@ mod tests {
         assert_eq!(read(&peers).unwrap().meeting, Meeting::Addresses(addresses));
         assert_eq!(place.consistency, Consistency::Sequential);
         assert_eq!(read(&[(CONSISTENCY, Some("rc"))]).unwrap().consistency, Consistency::Release);
+        assert_eq!(read(&[(WAITS, Some("poll"))]).unwrap().waits, Waits::Poll);
         assert_eq!(read(&[(WAITS, Some("spin"))]).unwrap().waits, Waits::Spin);
     }
 

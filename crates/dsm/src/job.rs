@@ -1,12 +1,14 @@
 //! A process's part in a job.
 
 use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use byway_service::dsm::{Counters, JOB_BARRIERS, Machine, Misuse, Outcome, SegmentRefused};
+use byway_service::dsm::{Counters, JOB_BARRIERS, Machine, Misuse, Outcome, Page, SegmentRefused};
+use byway_service::limits::DSM_FETCH_PAGES_MAX;
 
 use crate::area::Area;
 use crate::call::{Answer, Call, Command};
@@ -40,6 +42,9 @@ pub enum CallError {
     /// The barrier's number is taken by the job itself.
     #[error("barriers have numbers below {JOB_BARRIERS}")]
     Barrier,
+    /// The bytes do not lie in a segment of this process.
+    #[error("the range does not lie in a segment that this process has mapped")]
+    Range,
 }
 
 /// A process's part in a job. Threads share it.
@@ -49,6 +54,8 @@ pub struct Job {
     ranks: u8,
     commands: Arc<Commands>,
     area: Arc<Area>,
+    /// Addresses of the segments that this process has mapped.
+    segments: Mutex<Vec<Range<usize>>>,
     pager: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -70,7 +77,7 @@ impl Job {
         let machine = Machine::new(rank, ranks, pages, consistency);
         let pager = Pager::new(Arc::clone(&area), sessions, Arc::clone(&commands), machine, &environment);
         let thread = pager.start()?;
-        let job = Self { rank, ranks, commands, area, pager: Mutex::new(Some(thread)) };
+        let job = Self { rank, ranks, commands, area, segments: Mutex::default(), pager: Mutex::new(Some(thread)) };
         // Until then a rank could be named to one that has no session with it yet.
         let _ = job.meet(BARRIER_JOINED);
         Ok(job)
@@ -99,13 +106,25 @@ impl Job {
                     .open_segment(first, pages)
                     .map_err(|error| CallError::Memory(std::io::Error::from(error).kind()))?;
                 let at = AREA_ADDRESS + first as usize * PAGE_BYTES;
-                Ok(Segment { at, bytes: pages as usize * PAGE_BYTES, job: PhantomData })
+                let bytes = pages as usize * PAGE_BYTES;
+                let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+                if !segments.contains(&(at..at + bytes)) {
+                    segments.push(at..at + bytes);
+                }
+                Ok(Segment { at, bytes, job: PhantomData })
             }
             Outcome::Refused(refused) => Err(refused.into()),
-            Outcome::Locked | Outcome::Passed | Outcome::Fenced => {
+            Outcome::Locked | Outcome::Passed | Outcome::Fenced | Outcome::Fetched => {
                 unreachable!("the machine answers a call with its own outcome")
             }
         }
+    }
+
+    /// The segment of this process in which an address lies.
+    pub fn segment_of(&self, address: *const u8) -> Option<Segment<'_>> {
+        let segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = segments.iter().find(|segment| segment.contains(&address.addr()));
+        found.map(|segment| Segment { at: segment.start, bytes: segment.len(), job: PhantomData })
     }
 
     /// Waits for a lock, and has it until the guard is dropped. Threads and processes get it one after the other.
@@ -152,6 +171,24 @@ impl Job {
         self.call(Command::Fence).map(|_| ())
     }
 
+    /// Brings bytes of a segment here: those of its pages that are not here are asked for at once, where loads would wait for one after the other.
+    /// Returns when all have come. Another process may have taken a page again then, which is fetched anew when it is used.
+    ///
+    /// # Errors
+    /// `Range`; `Misuse`: too many calls wait.
+    pub fn fetch(&self, segment: Segment<'_>, bytes: Range<usize>) -> Result<(), CallError> {
+        if bytes.start > bytes.end || bytes.end > segment.bytes {
+            return Err(CallError::Range);
+        }
+        let page = |at: usize| ((segment.at - AREA_ADDRESS + at) / PAGE_BYTES) as Page;
+        let end = page(bytes.end.next_multiple_of(PAGE_BYTES));
+        for first in (page(bytes.start)..end).step_by(DSM_FETCH_PAGES_MAX) {
+            let pages = first..end.min(first + DSM_FETCH_PAGES_MAX as Page);
+            self.call(|call| Command::Fetch(pages, call))?;
+        }
+        Ok(())
+    }
+
     /// What this process has counted.
     pub fn counters(&self) -> Counters {
         let call = Call::default();
@@ -170,6 +207,11 @@ impl Job {
         self.meet(BARRIER_FINISHED)?;
         self.end(Command::Leave);
         Ok(())
+    }
+
+    /// All have the memory that rank 0 has prepared.
+    pub(crate) fn meet_prepared(&self) -> Result<(), CallError> {
+        self.meet(BARRIER_JOINED)
     }
 
     fn meet(&self, barrier: u32) -> Result<(), CallError> {

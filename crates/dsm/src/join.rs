@@ -45,6 +45,11 @@ pub enum JoinError {
     /// What listens in a rank's place is no rank of this job.
     #[error("another program, or another version of byway, listens at the address of a process of this job")]
     Stranger,
+    /// A rank was started for the same job with other options.
+    #[error(
+        "rank {0} was started with another --consistency or --memory: give all processes of a job the same environment"
+    )]
+    OtherOptions(Rank),
 }
 
 fn until(deadline: std::time::Instant) -> Deadline {
@@ -74,11 +79,15 @@ pub(crate) fn join(environment: &Environment) -> Result<(Node, Vec<Option<Sessio
     }
     for lower in 0..environment.rank {
         let session = sessions[usize::from(lower)].ok_or(JoinError::Missing(lower))?;
-        if greeted(&node, session, environment, deadline)? != lower {
+        let message = node.receive_from(session, until(deadline))?;
+        let rank = rank_of(&message.header, environment).ok_or(JoinError::Stranger)?;
+        if rank? != lower {
             return Err(JoinError::Stranger);
         }
     }
     accept_higher(&node, environment, &mut sessions, deadline)?;
+    // Strangers that connect from now on would take the pager's time.
+    node.stop_listening()?;
     Ok((node, sessions))
 }
 
@@ -108,7 +117,7 @@ fn accept_higher(
         }
         let (session, _) = strangers.swap_remove(place);
         let rank = match outcome {
-            Ok(Outcome::Message(message)) => rank_of(&message.header, environment),
+            Ok(Outcome::Message(message)) => rank_of(&message.header, environment).transpose()?,
             _ => None,
         };
         match rank.filter(|rank| *rank > environment.rank && sessions[usize::from(*rank)].is_none()) {
@@ -128,23 +137,18 @@ fn accept_higher(
 }
 
 fn hello(environment: &Environment) -> Message {
-    let Environment { rank, ranks, job, .. } = *environment;
-    Message::Hello { protocol: VERSION, rank, ranks, job }
+    let Environment { rank, ranks, job, consistency, pages, .. } = *environment;
+    Message::Hello { protocol: VERSION, rank, ranks, job, consistency, pages }
 }
 
-/// The rank at the other end.
-fn greeted(node: &Node, session: Session, mine: &Environment, deadline: std::time::Instant) -> Result<Rank, JoinError> {
-    let message = node.receive_from(session, until(deadline))?;
-    rank_of(&message.header, mine).ok_or(JoinError::Stranger)
-}
-
-/// The rank that says hello, if it is of this job.
-fn rank_of(header: &[u8], mine: &Environment) -> Option<Rank> {
+/// The rank that says hello, if it is of this job; an error if it has other options.
+fn rank_of(header: &[u8], mine: &Environment) -> Option<Result<Rank, JoinError>> {
     match Message::from_bytes(header) {
-        Some(Message::Hello { protocol: VERSION, rank, ranks, job })
+        Some(Message::Hello { protocol: VERSION, rank, ranks, job, consistency, pages })
             if ranks == mine.ranks && rank < ranks && job == mine.job =>
         {
-            Some(rank)
+            let is_alike = (consistency, pages) == (mine.consistency, mine.pages);
+            Some(if is_alike { Ok(rank) } else { Err(JoinError::OtherOptions(rank)) })
         }
         _ => None,
     }

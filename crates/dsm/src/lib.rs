@@ -40,12 +40,14 @@ mod join;
 pub mod launch;
 pub mod limits;
 mod pager;
+mod prepared;
 mod sessions;
 
 pub use self::area::AreaError;
 pub use self::environment::{EnvironmentError, Waits, Wire};
 pub use self::job::{CallError, Job, LockGuard, Segment};
 pub use self::join::JoinError;
+pub use self::prepared::{Prepared, PreparedError};
 pub use byway_service::dsm::{Consistency, Counters, Misuse, SegmentRefused};
 
 /// The exit status of a process whose job has ended because another process has gone.

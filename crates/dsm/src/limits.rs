@@ -45,6 +45,9 @@ pub const PIN_TIME_MAX: Duration = Duration::from_secs(30);
 /// The pause before a pinned page is tried again.
 pub const PIN_PAUSE: Duration = Duration::from_millis(1);
 
+/// How long a pager looks again and again for what its program waits for, before it sleeps: about twice what a wake-up costs.
+pub const POLL_TIME_MAX: Duration = Duration::from_micros(100);
+
 /// Connections of a job's start whose process has not yet said that it is of the job; a further one waits to be accepted.
 pub const STRANGERS_MAX: usize = 64;
 

@@ -3,7 +3,7 @@
 //! One thread does it all, so the machine's actions are done in their order without a lock. It never touches the program's view of
 //! the memory: it would wait for itself.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,7 +20,9 @@ use crate::EXIT_JOB_ENDED;
 use crate::area::{Area, Bytes, Fault, TakeError};
 use crate::call::{Answer, Call, Command};
 use crate::environment::{Environment, Waits};
-use crate::limits::{AREA_ADDRESS, LAST_WORDS_TIME_MAX, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX};
+use crate::limits::{
+    AREA_ADDRESS, LAST_WORDS_TIME_MAX, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX, POLL_TIME_MAX,
+};
 use crate::sessions::{Incoming, Sessions};
 
 /// Messages that are taken before faults and calls have their turn.
@@ -59,6 +61,10 @@ pub(crate) struct Pager {
     commands: Arc<Commands>,
     calls: HashMap<Ticket, Call>,
     next_ticket: Ticket,
+    /// Pages that the program waits for.
+    faulted: HashSet<Page>,
+    /// When something last came.
+    busy_at: Instant,
     /// Bytes of pages that were taken from the program, until they are sent.
     aside: HashMap<Page, Bytes>,
     twins: Twins,
@@ -93,6 +99,8 @@ impl Pager {
             commands,
             calls: HashMap::new(),
             next_ticket: 0,
+            faulted: HashSet::new(),
+            busy_at: Instant::now(),
             aside: HashMap::new(),
             twins: Twins::default(),
             pinned: PinnedPages::default(),
@@ -140,12 +148,25 @@ impl Pager {
             if leaves_by.is_some_and(|at| self.machine.is_alone() || Instant::now() >= at) {
                 return self.sessions.close(LEAVE_TIME_MAX);
             }
-            if !is_busy {
-                match self.waits {
-                    Waits::Sleep => self.sleep(leaves_by.map(|at| at.saturating_duration_since(Instant::now()))),
-                    Waits::Spin => std::hint::spin_loop(),
-                }
+            if is_busy {
+                self.busy_at = Instant::now();
+            } else if self.looks_again() {
+                std::hint::spin_loop();
+            } else {
+                self.sleep(leaves_by.map(|at| at.saturating_duration_since(Instant::now())));
             }
+        }
+    }
+
+    /// Whether the pager looks again, rather than have the kernel wake it.
+    fn looks_again(&self) -> bool {
+        match self.waits {
+            Waits::Sleep => false,
+            Waits::Poll => {
+                let is_waited_for = !self.faulted.is_empty() || !self.calls.is_empty();
+                is_waited_for && self.busy_at.elapsed() < POLL_TIME_MAX
+            }
+            Waits::Spin => true,
         }
     }
 
@@ -201,6 +222,7 @@ impl Pager {
             if should_be_there && self.area.is_there(page).is_ok_and(|there| !there) {
                 self.die(&format!("the page at {:#x}: {}", address(page), TakeError::Dropped));
             }
+            self.faulted.insert(page);
             self.machine.fault(page, mode);
             self.act();
         }
@@ -232,6 +254,7 @@ impl Pager {
                 Command::Lock(lock, call) => self.call(call, |machine, ticket| machine.lock(lock, ticket)),
                 Command::Barrier(barrier, call) => self.call(call, |machine, ticket| machine.barrier(barrier, ticket)),
                 Command::Fence(call) => self.call(call, Machine::fence),
+                Command::Fetch(pages, call) => self.call(call, |machine, ticket| machine.fetch(pages, ticket)),
                 Command::Map(name, pages, call) => self.call(call, |machine, ticket| machine.map(&name, pages, ticket)),
                 // A guard sends it once; of others a lock that this process does not have is left alone.
                 Command::Unlock(lock) => drop(self.machine.unlock(lock)),
@@ -292,11 +315,15 @@ impl Pager {
                     self.refused(page, &error);
                 }
             }
-            Action::Install { page, mode, contents } => self.install(page, mode, &contents),
+            Action::Install { page, mode, contents } => {
+                self.install(page, mode, &contents);
+                self.faulted.remove(&page);
+            }
             Action::Twin { page, ref contents } => {
                 if !self.open_with_twin(page, contents) {
                     return Some(action);
                 }
+                self.faulted.remove(&page);
             }
             Action::ForgetTwin { page } => self.twins.forget(page),
             Action::Flush { to, page, message, keeps } => {

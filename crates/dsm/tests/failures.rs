@@ -12,7 +12,7 @@ use byway_dsm::launch::{JobEnd, Launch, Running, Stream};
 use byway_fabric::random::Random;
 use rustix::process::{Pid, Signal, kill_process};
 
-use harness::{WIRES, can_run, launch, run};
+use harness::{WIRES, can_run, example, launch, run};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -181,6 +181,21 @@ fn strangers_at_the_start_are_turned_away() {
     for wire in WIRES {
         let (end, lines) = run(&launch(3, wire, "trouble", &["stranger"]));
         assert_eq!(end, JobEnd::Well, "{wire:?}: {lines:?}");
+    }
+}
+
+#[test]
+fn processes_with_other_options_do_not_join() {
+    if !can_run() {
+        return;
+    }
+    let sor = example("sor");
+    for other in ["BYWAY_DSM_CONSISTENCY=rc", "BYWAY_DSM_BYTES=8192000"] {
+        let script = format!("[ $BYWAY_DSM_RANK = 1 ] && export {other}; exec {} 64 2", sor.display());
+        let job = Launch { arguments: vec!["-c".into(), script.into()], ..Launch::new(2, "sh") };
+        let (end, lines) = run(&job);
+        assert!(matches!(end, JobEnd::Failed { .. }), "{other}: {end:?}: {lines:?}");
+        assert!(lines.iter().any(|(_, line)| line.contains("was started with another --consistency")), "{lines:?}");
     }
 }
 

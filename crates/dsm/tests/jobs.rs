@@ -3,7 +3,7 @@
 mod harness;
 
 use byway_dsm::launch::{JobEnd, Launch};
-use byway_dsm::{Consistency, Wire};
+use byway_dsm::{Consistency, Waits, Wire};
 
 use harness::{WIRES, can_run, example, launch, run};
 
@@ -79,7 +79,33 @@ fn faults_locks_and_barriers_are_timed() {
     }
     for wire in WIRES {
         let (end, lines) = run(&launch(2, wire, "latency", &["50"]));
-        assert_eq!((end, lines.len()), (JobEnd::Well, 7), "{wire:?}: {lines:?}");
+        assert_eq!((end, lines.len()), (JobEnd::Well, 9), "{wire:?}: {lines:?}");
+    }
+}
+
+#[test]
+fn the_parts_of_a_fault_are_timed() {
+    if !can_run() {
+        return;
+    }
+    for wire in ["tcp", "shm"] {
+        let done = std::process::Command::new(example("parts")).args([wire, "50"]).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stdout);
+        assert!(done.status.success() && said.lines().count() == 4, "{wire}: {said}, {done:?}");
+    }
+}
+
+#[test]
+fn a_grid_is_relaxed_right_however_pagers_wait() {
+    if !can_run() {
+        return;
+    }
+    for waits in [Waits::Sleep, Waits::Poll, Waits::Spin] {
+        for consistency in [Consistency::Sequential, Consistency::Release] {
+            let job = Launch { waits, consistency, ..launch(2, Wire::Shm, "sor", &["64", "4"]) };
+            let (end, lines) = run(&job);
+            assert_eq!(end, JobEnd::Well, "{waits:?}, {consistency:?}: {lines:?}");
+        }
     }
 }
 

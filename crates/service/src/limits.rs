@@ -262,6 +262,9 @@ pub const DSM_CALLS_MAX: usize = 1 << 16;
 /// Pages of a process of which it keeps twins (release consistency), 64 MiB of them; before a further one, the difference of the oldest is sent.
 pub const DSM_TWINS_MAX: usize = 1 << 14;
 
+/// Pages of one fetch, 1 MiB of them; a longer one is refused.
+pub const DSM_FETCH_PAGES_MAX: usize = 256;
+
 /// Write notices of one message; more go in several.
 pub const DSM_NOTICES_PER_MESSAGE: usize = 4096;
 

@@ -38,7 +38,7 @@ const PYTHON: &str = "/usr/bin/python3";
 
 /// What the tests use. qemu-img comes last: only a machine without any gets Debian's qemu-utils,
 /// so that a newer one, from backports, stays.
-const TOOLS: [Tool; 22] = [
+const TOOLS: [Tool; 23] = [
     program("fio", "fio"),
     program("nbdkit", "nbdkit"),
     program("nbdinfo", "libnbd-bin"),
@@ -57,6 +57,7 @@ const TOOLS: [Tool; 22] = [
     program("openssl", "openssl"),
     program("strace", "strace"),
     program("cc", "gcc"),
+    program("m4", "m4"),
     program("pkg-config", "pkg-config"),
     header("infiniband/verbs.h", "libibverbs-dev"),
     header("rdma/rdma_cma.h", "librdmacm-dev"),

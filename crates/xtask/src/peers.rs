@@ -8,6 +8,7 @@ mod clients;
 mod contest;
 mod copies;
 mod cpu;
+mod dsm;
 mod far;
 mod file;
 mod fio;
@@ -55,6 +56,8 @@ pub enum Task {
     Far(DirectOptions),
     /// A mounted share beside GlusterFS, sshfs, rclone, FUSE alone and the folder itself. Needs root.
     File(FileOptions),
+    /// Shared memory: faults beside their parts, programs as jobs beside threads and OpenMPI. Needs root and a C compiler.
+    Dsm(ContestOptions),
     /// What idle connections cost.
     Idle(IdleOptions),
     /// A server that only answers.
@@ -223,6 +226,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Wires(options) => compare_wires(options, &settings),
         Task::Far(options) => compare_far(options, &settings),
         Task::File(options) => compare_files(options, &settings),
+        Task::Dsm(options) => compare_dsm(options, &settings),
         Task::Clients(options) => compare_clients(options, &settings),
         Task::Scale(options) => compare_scale(options, &settings),
         Task::Stub(_) => Ok(()),
@@ -298,6 +302,21 @@ fn compare_files(options: &FileOptions, settings: &BTreeMap<String, String>) -> 
     }
     print!("\n{}", file::markdown(&rows));
     if let Some(path) = json {
+        std::fs::write(path, serde_json::to_string_pretty(&rows)?)
+            .with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
+}
+
+fn compare_dsm(options: &ContestOptions, settings: &BTreeMap<String, String>) -> Result<()> {
+    let byway = provide_byway(options.byway.as_deref())?;
+    let folder = process::Scratch::new(Path::new("/dev/shm"))?;
+    let rows = dsm::run(&byway, folder.path(), options.rounds)?;
+    for (name, value) in settings {
+        println!("- {name}: {value}");
+    }
+    print!("\n{}", far::markdown(&rows));
+    if let Some(path) = &options.json {
         std::fs::write(path, serde_json::to_string_pretty(&rows)?)
             .with_context(|| format!("cannot write {}", path.display()))?;
     }

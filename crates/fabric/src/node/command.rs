@@ -24,6 +24,9 @@ pub(super) enum Command {
         op: OpSlot,
         address: Address,
     },
+    StopListening {
+        op: OpSlot,
+    },
     Connect {
         session: Session,
         address: Address,

@@ -383,6 +383,10 @@ impl Core {
                 let result = listen(fabric, reactor, &address).map(Outcome::Listening);
                 self.complete(op, result);
             }
+            Command::StopListening { op } => {
+                fabric.close_listeners(reactor);
+                self.complete(op, Ok(Outcome::Done));
+            }
             Command::Connect { session, address, tls } => self.connect(fabric, reactor, session, address, tls),
             Command::Close { session } => self.close(fabric, reactor, session, RefuseCode::ShuttingDown),
             Command::Send { op, session, header, payload } => {

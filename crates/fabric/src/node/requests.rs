@@ -54,6 +54,15 @@ impl Node {
         }
     }
 
+    /// Stops listening, for good: sessions that are there stay, and no peer that connects from now on gets one. Connections that have no
+    /// session yet are closed.
+    ///
+    /// # Errors
+    /// `Busy`, `Forked`.
+    pub fn stop_listening(&self) -> Result<(), NodeError> {
+        self.run(|op| Command::StopListening { op }).map(drop)
+    }
+
     /// Connects; the operation brings a session, or the reason why there is none.
     ///
     /// # Errors

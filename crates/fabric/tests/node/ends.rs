@@ -12,6 +12,7 @@ crate::over_each_wire!(
     a_connect_that_took_too_long_leaves_nothing,
     a_connect_that_nobody_waits_for_leaves_nothing,
     a_connect_can_be_cancelled,
+    a_node_that_stops_listening_keeps_its_sessions,
 );
 
 crate::over_rdma!(receives_with_deadlines_lose_nothing);
@@ -151,4 +152,16 @@ fn a_connect_can_be_cancelled(rig: &Rig) {
     let Ok(Outcome::Session(to_server)) = end(&connect) else { panic!("cancelled") };
     client.send(to_server, b"there?", &[]).unwrap();
     assert_eq!(server.receive(soon()).unwrap().header, b"there?");
+}
+
+fn a_node_that_stops_listening_keeps_its_sessions(rig: &Rig) {
+    let (server, client, late) = (rig.node(), rig.node(), rig.node());
+    let address = rig.listen(&server);
+    let (to_client, to_server) = connect(&server, &client, &address);
+    server.stop_listening().unwrap();
+    assert!(late.connect(&address, soon()).is_err(), "a node that does not listen has accepted");
+    done(&client.send(to_server, b"still there?", &[]).unwrap());
+    assert_eq!(server.receive_from(to_client, soon()).unwrap().header, b"still there?");
+    done(&server.send(to_client, b"yes", &[]).unwrap());
+    assert_eq!(client.receive_from(to_server, soon()).unwrap().header, b"yes");
 }

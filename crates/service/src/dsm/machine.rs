@@ -1,7 +1,9 @@
 //! One rank of a job.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
+use super::fetches::Fetches;
 use super::locks::Locks;
 use super::meetings::{Barriers, Segments};
 use super::outgoing::{Handled, Outbox, Outgoing, Own};
@@ -10,7 +12,7 @@ use super::sequential::Sequential;
 use super::wire::Message;
 use super::{Action, Consistency, JobEnd, Misuse, Outcome, Page, Rank, Ticket};
 use crate::coherence::Mode;
-use crate::limits::{DSM_CALLS_MAX, DSM_RANKS_MAX};
+use crate::limits::{DSM_CALLS_MAX, DSM_FETCH_PAGES_MAX, DSM_RANKS_MAX};
 use byway_reactor::seeded::{self, Bug};
 
 /// What a machine has counted.
@@ -59,6 +61,7 @@ pub struct Machine {
     releasing: VecDeque<(u64, Then)>,
     /// What the program waited for has come; it goes on when pages that it must not see have left it.
     acquiring: Vec<Action>,
+    fetches: Fetches,
     /// Ranks that have left, a bit each.
     left: u64,
     is_leaving: bool,
@@ -83,6 +86,7 @@ impl Machine {
             out: Outgoing::new(rank, ranks),
             releasing: VecDeque::new(),
             acquiring: Vec::new(),
+            fetches: Fetches::default(),
             left: 0,
             is_leaving: false,
             is_over: false,
@@ -221,6 +225,36 @@ impl Machine {
         Ok(())
     }
 
+    /// The program is about to load from pages: asks for all that it has not, as loads would one after the other. [`Outcome::Fetched`] when
+    /// each has come once; another rank may have taken it again.
+    ///
+    /// # Errors
+    /// `Fetch`, `TooMany`.
+    pub fn fetch(&mut self, pages: Range<Page>, ticket: Ticket) -> Result<(), Misuse> {
+        if pages.len() > DSM_FETCH_PAGES_MAX {
+            return Err(Misuse::Fetch);
+        }
+        let missing: Vec<Page> = pages.filter(|page| self.mode(*page) == Mode::None).collect();
+        self.fetches.wait(missing.iter().copied().collect(), ticket)?;
+        self.out.arrived.get_or_insert_default();
+        for page in missing {
+            self.fault(page, Mode::Read);
+        }
+        self.take_own();
+        Ok(())
+    }
+
+    /// Ends the fetches all of whose pages have come.
+    fn end_fetches(&mut self) {
+        let Some(arrived) = &mut self.out.arrived else { return };
+        let done = |ticket| Action::Done { ticket, outcome: Outcome::Fetched };
+        self.out.actions.extend(self.fetches.arrived(arrived).into_iter().map(done));
+        arrived.clear();
+        if self.fetches.is_empty() {
+            self.out.arrived = None;
+        }
+    }
+
     /// An [`Action::Flush`] of the page is done.
     pub fn flushed(&mut self, page: Page) {
         let Pages::Release(pages) = &mut self.pages else { return };
@@ -258,6 +292,7 @@ impl Machine {
             self.out.own.clear();
             self.releasing.clear();
             self.acquiring.clear();
+            (self.fetches, self.out.arrived) = (Fetches::default(), None);
             let ended = match reason {
                 JobEnd::Gone { rank } => Some((rank, 0)),
                 JobEnd::Silent { rank, seconds } => Some((rank, seconds)),
@@ -305,7 +340,7 @@ impl Machine {
                     self.end(JobEnd::Misbehaved { rank: self.out.rank, what });
                 }
             }
-            let Some(then) = self.next_released() else { return };
+            let Some(then) = self.next_released() else { return self.end_fetches() };
             self.go_on(then);
         }
     }

@@ -14,6 +14,7 @@
 //! ends the job, by name.
 
 mod difference;
+mod fetches;
 mod home;
 mod locks;
 mod machine;
@@ -195,6 +196,8 @@ pub enum Outcome {
     Passed,
     /// What this process stored before the fence is seen by every fence behind it.
     Fenced,
+    /// The pages have come.
+    Fetched,
     /// The segment is there.
     Mapped {
         /// Where it begins.
@@ -271,6 +274,9 @@ pub enum Misuse {
     /// Too much waits.
     #[error("too many calls of this process wait")]
     TooMany,
+    /// Too many pages at once.
+    #[error("a fetch has at most {} pages", crate::limits::DSM_FETCH_PAGES_MAX)]
+    Fetch,
     /// A segment's name or size is wrong.
     #[error("a segment has a name of 1 to {} bytes and at least 1 page", crate::limits::DSM_NAME_BYTES_MAX)]
     Segment,

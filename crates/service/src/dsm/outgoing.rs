@@ -28,12 +28,14 @@ pub(super) struct Outgoing {
     pub(super) actions: VecDeque<Action>,
     pub(super) own: VecDeque<Own>,
     pub(super) counters: Counters,
+    /// Pages that the program has got, while it waits for a fetch.
+    pub(super) arrived: Option<Vec<Page>>,
 }
 
 impl Outgoing {
     pub(super) fn new(rank: Rank, ranks: Rank) -> Self {
         let (actions, own) = (VecDeque::new(), VecDeque::new());
-        Self { rank, ranks, actions, own, counters: Counters::default() }
+        Self { rank, ranks, actions, own, counters: Counters::default(), arrived: None }
     }
 
     /// The rank that remembers the home of a page.
@@ -57,7 +59,13 @@ impl Outgoing {
     }
 
     pub(super) fn install(&mut self, page: Page, mode: Mode, contents: Contents) {
+        self.arrives(page);
         self.actions.push_back(Action::Install { page, mode, contents });
+    }
+
+    /// The program gets a page.
+    pub(super) fn arrives(&mut self, page: Page) {
+        self.arrived.iter_mut().for_each(|arrived| arrived.push(page));
     }
 
     /// Counts a fault that asks a home.

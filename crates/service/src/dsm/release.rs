@@ -349,6 +349,7 @@ impl Release {
         let copy = self.copy(page);
         (copy.mode, copy.is_dirty) = (Mode::Write, true);
         self.dirty.push_back(page);
+        out.arrives(page);
         if seeded::is(Bug::DsmTwinLate) {
             out.install(page, Mode::Write, contents);
             out.actions.push_back(Action::Twin { page, contents: Contents::Kept });

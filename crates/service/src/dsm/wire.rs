@@ -1,14 +1,14 @@
-//! The messages of shared memory, protocol "dsm", version 2: 32 bytes each, as the header of a node's message. docs/wire.md has the map.
+//! The messages of shared memory, protocol "dsm", version 3: 32 bytes each, as the header of a node's message. docs/wire.md has the map.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::{Page, Rank};
+use super::{Consistency, Page, Rank};
 use crate::coherence::Mode;
 use crate::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 
 /// The version of the protocol; a rank of another one is refused when it joins.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 
 /// Bytes of a message without its payload.
 pub const MESSAGE_BYTES: usize = size_of::<Header>();
@@ -19,7 +19,7 @@ pub const MESSAGE_BYTES: usize = size_of::<Header>();
 pub struct Header {
     /// Which message.
     kind: u8,
-    /// 1 read, 2 write; else 0.
+    /// 1 read, 2 write; of `Hello` 1 sequential, 2 release consistency; else 0.
     mode: u8,
     /// A rank that the message speaks of; of `Mapped` the status.
     rank: u8,
@@ -35,7 +35,7 @@ pub struct Header {
     reserved_id: U32,
     /// Of a grant, or the round of a barrier; of `Hello` the job.
     version: U64,
-    /// Pages.
+    /// Pages; of `Hello` those of the area.
     pages: U64,
 }
 
@@ -54,6 +54,10 @@ pub enum Message {
         ranks: u8,
         /// A random number that all ranks of a job were given.
         job: u64,
+        /// What the sender's program relies on.
+        consistency: Consistency,
+        /// The pages of the sender's area.
+        pages: u64,
     },
     /// To the page's home, or to its registrar, which passes it on.
     Ask {
@@ -219,9 +223,15 @@ impl Message {
         let of_page =
             |kind, page, version| Header { id: U32::new(page), version: U64::new(version), ..Header::new(kind) };
         let header = match self {
-            Self::Hello { protocol, rank, ranks, job } => {
-                Header { protocol: U16::new(protocol), rank, ranks, version: U64::new(job), ..Header::new(1) }
-            }
+            Self::Hello { protocol, rank, ranks, job, consistency, pages } => Header {
+                protocol: U16::new(protocol),
+                mode: if consistency == Consistency::Release { 2 } else { 1 },
+                rank,
+                ranks,
+                version: U64::new(job),
+                pages: U64::new(pages),
+                ..Header::new(1)
+            },
             Self::Ask { page, mode, requester } => {
                 Header { mode: to_number(mode), rank: requester, ..of_page(2, page, 0) }
             }
@@ -266,7 +276,21 @@ impl Message {
         let page = || Some(id).filter(|page| u64::from(*page) < DSM_PAGES_MAX);
         let known = || Some(rank).filter(|rank| usize::from(*rank) < DSM_RANKS_MAX);
         Some(match header.kind {
-            1 => Self::Hello { protocol: header.protocol.get(), rank, ranks: header.ranks, job: version },
+            1 => {
+                let consistency = match header.mode {
+                    1 => Consistency::Sequential,
+                    2 => Consistency::Release,
+                    _ => return None,
+                };
+                Self::Hello {
+                    protocol: header.protocol.get(),
+                    rank,
+                    ranks: header.ranks,
+                    job: version,
+                    consistency,
+                    pages,
+                }
+            }
             2 => Self::Ask { page: page()?, mode: mode?, requester: known()? },
             3 => Self::Own { page: page()? },
             4 => Self::Forward { page: page()?, mode: mode?, requester: known()?, version },
@@ -359,7 +383,14 @@ mod tests {
     fn all() -> Vec<Message> {
         let (page, mode, version) = (0x0102_0304 & 0xff_ffff, Mode::Write, 0x1112_1314_1516_1718);
         vec![
-            Message::Hello { protocol: VERSION, rank: 3, ranks: 4, job: version },
+            Message::Hello {
+                protocol: VERSION,
+                rank: 3,
+                ranks: 4,
+                job: version,
+                consistency: Consistency::Sequential,
+                pages: 5,
+            },
             Message::Ask { page, mode: Mode::Read, requester: 5 },
             Message::Own { page },
             Message::Forward { page, mode, requester: 5, version },
@@ -398,10 +429,11 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_map() {
-        let hello = Message::Hello { protocol: 2, rank: 3, ranks: 4, job: 0x0807_0605_0403_0201 };
+        let (job, consistency) = (0x0807_0605_0403_0201, Consistency::Release);
+        let hello = Message::Hello { protocol: 3, rank: 3, ranks: 4, job, consistency, pages: 0x0a09 };
         let mut golden = [0; 32];
-        golden[..6].copy_from_slice(&[1, 0, 3, 4, 2, 0]);
-        golden[16..24].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
+        golden[..6].copy_from_slice(&[1, 2, 3, 4, 3, 0]);
+        golden[16..26].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(hello.to_bytes(), golden);
         let forward = Message::Forward { page: 0x03_0201, mode: Mode::Write, requester: 5, version: 9 };
         let mut golden = [0; 32];

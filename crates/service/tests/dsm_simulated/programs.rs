@@ -16,6 +16,8 @@ pub enum Op {
     Unlock(u32),
     Barrier(u32),
     Fence,
+    /// Asks for so many pages from this one on.
+    Fetch(usize, usize),
 }
 
 /// A job by chance: 2 to 8 ranks with 1 or 2 threads, 1 to 4 pages, loads, stores and direct reads, some under locks and between
@@ -45,13 +47,17 @@ fn program(chance: &mut Chance, pages: usize, locks: usize, barriers: usize, val
                 *value += 1;
                 Op::Store(word, *value)
             };
-            match chance.below(8) {
+            match chance.below(9) {
                 0 => {
+                    let first = chance.below(pages);
+                    ops.push(Op::Fetch(first, 1 + chance.below(pages - first)));
+                }
+                1 => {
                     let lock = chance.below(locks) as u32;
                     ops.extend([Op::Lock(lock), Op::Load(word), store(word), Op::Unlock(lock)]);
                 }
-                1..=2 => ops.push(store(word)),
-                3 => {
+                2..=3 => ops.push(store(word)),
+                4 => {
                     *value += 1;
                     ops.push(Op::Receive(word, *value));
                 }
@@ -189,7 +195,8 @@ impl Writer {
                 Guard::Phases => match may(word) {
                     (true, _) if self.chance.one_in(2) => ops.push(self.store(word)),
                     (true, _) | (_, true) => ops.push(Op::Load(word)),
-                    _ => {}
+                    // A copy that the rank may not use yet.
+                    _ => ops.push(Op::Fetch(word / PAGE_WORDS, 1)),
                 },
             }
         }

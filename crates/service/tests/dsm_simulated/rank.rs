@@ -1,6 +1,7 @@
 //! A rank: its machine, the pager that does the machine's actions, and the program's threads with their view of the pages.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use byway_reactor::Instant;
 use byway_service::coherence::Mode;
@@ -20,6 +21,7 @@ pub enum Input {
     Unlock(u32),
     Barrier(u32, Ticket),
     Fence(Ticket),
+    Fetch(Range<Page>, Ticket),
     Gone(Rank),
     Leave,
 }
@@ -222,28 +224,14 @@ impl SimulatedRank {
                 thread.state = State::Ready;
                 truth.store((number, "its device"), (word, value), &others);
             }
-            Op::Lock(lock) => {
-                thread.state = State::Waits;
-                self.inbox.push_back(Input::Lock(lock, place as Ticket));
-                return;
-            }
             Op::Unlock(lock) => {
                 truth.locks.remove(&lock);
                 truth.order.unlocks(number, lock);
                 self.inbox.push_back(Input::Unlock(lock));
             }
-            Op::Fence => {
+            Op::Lock(_) | Op::Fence | Op::Fetch(..) | Op::Barrier(_) => {
                 thread.state = State::Waits;
-                truth.order.begins_fence(number);
-                self.inbox.push_back(Input::Fence(place as Ticket));
-                return;
-            }
-            Op::Barrier(barrier) => {
-                thread.state = State::Waits;
-                *truth.arrived.entry(barrier).or_default() += 1;
-                truth.order.arrives(number, barrier);
-                self.inbox.push_back(Input::Barrier(barrier, place as Ticket));
-                return;
+                return self.inbox.push_back(wait_of(op, (number, place as Ticket), truth));
             }
         }
         thread.at += 1;
@@ -277,6 +265,7 @@ impl SimulatedRank {
             Some(Input::Lock(lock, ticket)) => self.machine.lock(lock, ticket).expect(misuse),
             Some(Input::Unlock(lock)) => self.machine.unlock(lock).expect(misuse),
             Some(Input::Barrier(barrier, ticket)) => self.machine.barrier(barrier, ticket).expect(misuse),
+            Some(Input::Fetch(pages, ticket)) => self.machine.fetch(pages, ticket).expect(misuse),
             Some(Input::Fence(ticket)) => self.machine.fence(ticket).expect(misuse),
             Some(Input::Gone(rank)) => self.machine.gone(rank),
             Some(Input::Leave) => self.machine.leave(),
@@ -383,10 +372,29 @@ impl SimulatedRank {
                 }
                 truth.order.passes(number, barrier);
             }
+            (Op::Fetch(..), Outcome::Fetched) => {}
             (Op::Fence, Outcome::Fenced) => truth.order.ends_fence(number),
             (op, outcome) => truth.breaks(|| format!("thread {number} at {op:?} got {outcome:?}")),
         }
         thread.state = State::Ready;
         thread.at += 1;
+    }
+}
+
+/// What the machine is given for an operation that a thread waits for.
+fn wait_of(op: Op, (number, ticket): (usize, Ticket), truth: &mut Truth) -> Input {
+    match op {
+        Op::Lock(lock) => Input::Lock(lock, ticket),
+        Op::Fence => {
+            truth.order.begins_fence(number);
+            Input::Fence(ticket)
+        }
+        Op::Fetch(first, count) => Input::Fetch(first as Page..(first + count) as Page, ticket),
+        Op::Barrier(barrier) => {
+            *truth.arrived.entry(barrier).or_default() += 1;
+            truth.order.arrives(number, barrier);
+            Input::Barrier(barrier, ticket)
+        }
+        other => unreachable!("{other:?} does not wait"),
     }
 }

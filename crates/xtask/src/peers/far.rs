@@ -46,12 +46,12 @@ select sum(a) from (select a from t order by a limit 400000);
 /// A figure: the median of the rounds.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    case: &'static str,
-    who: String,
-    value: f64,
-    unit: &'static str,
+    pub(super) case: &'static str,
+    pub(super) who: String,
+    pub(super) value: f64,
+    pub(super) unit: &'static str,
     /// What is asked, and whether it is met.
-    target: Option<(String, bool)>,
+    pub(super) target: Option<(String, bool)>,
 }
 
 /// A program that is run with less memory than it uses.
@@ -272,7 +272,7 @@ impl Bench<'_> {
     }
 }
 
-fn row(case: &'static str, who: &str, value: f64, unit: &'static str) -> Row {
+pub(super) fn row(case: &'static str, who: &str, value: f64, unit: &'static str) -> Row {
     Row { case, who: who.to_owned(), value, unit, target: None }
 }
 

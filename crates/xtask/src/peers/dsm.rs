@@ -1,0 +1,283 @@
+//! `peers dsm`: faults, barriers, locks and fetches of a job beside what they are made of, and programs as jobs beside the same programs as
+//! threads and with OpenMPI's one-sided operations.
+
+use super::far::{Row, row};
+use super::report::median;
+use crate::process;
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MPI: &str = include_str!("dsm/sor_mpi.c");
+
+/// Accesses of each kind in a round.
+const ACCESSES: &str = "2000";
+const WIRES: [&str; 2] = ["tcp", "shm"];
+
+/// The programs of `crates/capi/examples/parmacs` with their sizes, and the least share of the threads' speed that is asked.
+const PROGRAMS: [(&str, &[&str], Option<f64>); 6] = [
+    ("sor", &["1024", "100"], Some(0.8)),
+    ("lu", &["1024"], Some(0.8)),
+    ("fft", &["1024"], None),
+    ("radix", &["4000000"], None),
+    ("is", &["4000000"], None),
+    ("tsp", &["14"], None),
+];
+
+/// What measures.
+struct Bench<'a> {
+    byway: &'a Path,
+    examples: PathBuf,
+    folder: &'a Path,
+    rounds: usize,
+}
+
+/// Measures all, in turns.
+pub fn run(byway: &Path, folder: &Path, rounds: usize) -> Result<Vec<Row>> {
+    let build = ["build", "--release", "--package", "byway-dsm", "--package", "byway-capi", "--examples", "--lib"];
+    process::run(process::cargo().args(build))?;
+    let examples = process::target_directory()?.join("release/examples");
+    let bench = Bench { byway, examples, folder, rounds };
+    let mut rows = Vec::new();
+    for wire in WIRES {
+        rows.extend(bench.parts(wire)?);
+    }
+    rows.extend(bench.pagers()?);
+    for (name, arguments, asked) in PROGRAMS {
+        rows.extend(bench.program(name, arguments, asked)?);
+    }
+    Ok(rows)
+}
+
+/// The medians of what `parts` and `latency` print, by name: p50 and p99.
+type Figures = BTreeMap<String, (f64, f64)>;
+
+impl Bench<'_> {
+    fn job(&self, processes: usize, flags: &[&str], words: &[&str]) -> Command {
+        let mut command = Command::new(self.byway);
+        command.args(["dsm", "run", "-n", &processes.to_string()]).args(flags).arg("--").args(words);
+        command
+    }
+
+    fn example(&self, name: &str) -> String {
+        self.examples.join(name).display().to_string()
+    }
+
+    fn parts(&self, wire: &str) -> Result<Vec<Row>> {
+        let (mut parts, mut job, mut eight) = (Vec::new(), Vec::new(), Vec::new());
+        let latency = self.example("latency");
+        for _ in 0..self.rounds {
+            let mut alone = Command::new(self.example("parts"));
+            parts.push(figures(&process::output(alone.args([wire, ACCESSES]))?));
+            let words = [latency.as_str(), ACCESSES];
+            job.push(figures(&process::output(&mut self.job(2, &["--wire", wire], &words))?));
+            eight.push(figures(&process::output(&mut self.job(8, &["--wire", wire], &[&latency, "200"]))?));
+        }
+        let (parts, job, eight) = (medians(&parts), medians(&job), medians(&eight));
+        let value = |figures: &Figures, name: &str| {
+            figures.get(name).copied().with_context(|| format!("no figure for {name:?} was printed"))
+        };
+        let (read, call) = (value(&parts, "local read fault")?.0, value(&parts, "call with a page in its answer")?.0);
+        let (upgrade, both) = (value(&parts, "local upgrade")?.0, value(&parts, "message there and back")?.0);
+        let who = |text: &str| format!("{text}, {wire}");
+        let beside = |case, text: &str, value: f64, asked: f64, factor: f64| {
+            let said = format!("{:.2} of {asked:.1} us, <= {factor}", value / asked);
+            Row { target: Some((said, value <= factor * asked)), ..row(case, &who(text), value, "us p50") }
+        };
+        let fault = value(&job, "load of a page that its home has written")?;
+        let mut rows = vec![
+            row("parts", &who("local read fault"), read, "us p50"),
+            row("parts", &who("call with a page in its answer"), call, "us p50"),
+            row("parts", &who("local upgrade"), upgrade, "us p50"),
+            row("parts", &who("message there and back"), both, "us p50"),
+            beside("read fault", "2 processes", fault.0, read + call, 1.3),
+            row("read fault", &who("2 processes"), fault.1, "us p99"),
+        ];
+        let store = value(&job, "store to a page that both have read")?.0;
+        rows.push(beside("upgrade", "2 processes", store, upgrade + both, 1.3));
+        // Of 8 processes: 2 x log2(8) messages one way.
+        rows.push(beside("barrier", "8 processes", value(&eight, "barrier")?.0, both / 2.0, 6.0));
+        rows.push(beside(
+            "lock",
+            "2 processes that both want it",
+            value(&job, "lock that all want")?.0,
+            both / 2.0,
+            1.5,
+        ));
+        rows.push(beside(
+            "lock",
+            "8 processes that all want it",
+            value(&eight, "lock that all want")?.0,
+            both / 2.0,
+            1.5,
+        ));
+        let fetch = value(&job, "fetch of 1 MiB that the other has written")?.0;
+        rows.push(row("fetch of 1 MiB", &who("2 processes"), f64::from(1 << 20) / fetch, "MB/s"));
+        Ok(rows)
+    }
+
+    /// Each way of the pager to wait: idle, beside a computing process on each core, and with programs on all cores.
+    fn pagers(&self) -> Result<Vec<Row>> {
+        const NAME: &str = "load of a page that its home has written";
+        let ways = ["sleep", "poll", "spin"];
+        let (mut idle, mut busy) = (vec![Vec::new(); 3], vec![Vec::new(); 3]);
+        let latency = self.example("latency");
+        let cores = std::thread::available_parallelism()?.get();
+        for _ in 0..self.rounds {
+            for (at, way) in ways.iter().enumerate() {
+                let words = [latency.as_str(), ACCESSES];
+                let mut command = self.job(2, &["--wire", "tcp", "--pager", way], &words);
+                idle[at].push(figures(&process::output(&mut command)?));
+                let mut computing = Vec::new();
+                for _ in 0..cores {
+                    computing.push(Computing::start()?);
+                }
+                busy[at].push(figures(&process::output(&mut command)?));
+            }
+        }
+        let mut rows = Vec::new();
+        for (at, way) in ways.iter().enumerate() {
+            let of = |all: &[Figures]| medians(all).get(NAME).copied().context("latency printed no load");
+            let ((p50, _), (busy, slow)) = (of(&idle[at])?, of(&busy[at])?);
+            rows.push(row("read fault by pager", &format!("{way}, idle, tcp"), p50, "us p50"));
+            rows.push(row("read fault by pager", &format!("{way}, all cores computing, tcp"), busy, "us p50"));
+            let said = format!("{:.1} x idle p50, <= 5", slow / p50);
+            let target = Some((said, slow <= 5.0 * p50));
+            let who = format!("{way}, all cores computing, tcp");
+            rows.push(Row { target, ..row("read fault by pager", &who, slow, "us p99") });
+        }
+        Ok(rows)
+    }
+
+    /// A program as threads, as jobs and with MPI, which all print the same result.
+    fn program(&self, name: &'static str, arguments: &[&str], asked: Option<f64>) -> Result<Vec<Row>> {
+        let folder = process::workspace_root().join("crates/capi");
+        let source = folder.join("examples/parmacs").join(name).with_extension("c");
+        let library = process::target_directory()?.join("release/libbyway.a");
+        let threads = self.compile("cc", &source, &format!("{name}-threads"), |command| {
+            command.arg("-include").arg(folder.join("examples/parmacs/threads.h"));
+        })?;
+        let job = self.compile("cc", &source, name, |command| {
+            command.arg("-include").arg(folder.join("include/byway_anl.h")).arg("-I").arg(folder.join("include"));
+            command.arg(&library);
+        })?;
+        let mpi = if name == "sor" { self.mpi()? } else { None };
+        let mut rows = Vec::new();
+        for processes in [2, 4] {
+            let number = processes.to_string();
+            let words = |program: &Path| -> Vec<String> {
+                let all = [program.display().to_string(), number.clone()].into_iter();
+                all.chain(arguments.iter().map(|text| (*text).to_owned())).collect()
+            };
+            let mut times = [const { Vec::new() }; 5];
+            for _ in 0..self.rounds {
+                let alone = words(&threads);
+                let (result, time) = outcome(&process::output(Command::new(&alone[0]).args(&alone[1..]))?)?;
+                times[0].push(time);
+                let own = words(&job);
+                let own: Vec<&str> = own.iter().map(String::as_str).collect();
+                for (at, flags) in
+                    [["--consistency", "sc"], ["--consistency", "rc"], ["--pager", "poll"]].iter().enumerate()
+                {
+                    let (other, time) = outcome(&process::output(&mut self.job(processes, flags, &own))?)?;
+                    same(name, &result, &other)?;
+                    times[1 + at].push(time);
+                }
+                if let Some(mpi) = &mpi {
+                    let mut command = Command::new("mpirun");
+                    command.args(["--allow-run-as-root", "--oversubscribe", "-n", &number]).args(words(mpi));
+                    let (other, time) = outcome(&process::output(&mut command)?)?;
+                    same(name, &result, &other)?;
+                    times[4].push(time);
+                }
+            }
+            let [alone, sc, rc, poll, with_mpi] = times.map(median);
+            let who = |text: &str| format!("{text}, {processes}");
+            rows.push(row(name, &who("threads"), alone / 1e3, "ms"));
+            for (text, time) in [("job, sc", sc), ("job, rc", rc), ("job, sc, --pager poll", poll)] {
+                let share = alone / time;
+                let target = match asked {
+                    Some(asked) => Some((format!("{share:.2} of threads, >= {asked}"), share >= asked)),
+                    None => Some((format!("{share:.2} of threads"), true)),
+                };
+                rows.push(Row { target, ..row(name, &who(text), time / 1e3, "ms") });
+            }
+            if mpi.is_some() {
+                rows.push(row(name, &who("OpenMPI, one-sided"), with_mpi / 1e3, "ms"));
+            }
+        }
+        Ok(rows)
+    }
+
+    fn compile(&self, compiler: &str, source: &Path, name: &str, with: impl FnOnce(&mut Command)) -> Result<PathBuf> {
+        let program = self.folder.join(name);
+        let mut command = Command::new(compiler);
+        command.args(["-O2", "-std=c11", "-D_POSIX_C_SOURCE=200809L"]).arg(source);
+        with(&mut command);
+        process::output(command.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program)).context("a C compiler")?;
+        Ok(program)
+    }
+
+    /// The program with OpenMPI, if it is there.
+    fn mpi(&self) -> Result<Option<PathBuf>> {
+        if process::find_program("mpicc").is_none() || process::find_program("mpirun").is_none() {
+            println!("SKIP OpenMPI: there is no mpicc or mpirun (Debian: libopenmpi-dev, openmpi-bin)");
+            return Ok(None);
+        }
+        let source = self.folder.join("sor_mpi.c");
+        std::fs::write(&source, MPI)?;
+        self.compile("mpicc", &source, "sor_mpi", |_| {}).map(Some)
+    }
+}
+
+/// A process that computes until this is dropped.
+struct Computing(std::process::Child);
+
+impl Computing {
+    fn start() -> Result<Self> {
+        Ok(Self(Command::new("sh").args(["-c", "while :; do :; done"]).spawn()?))
+    }
+}
+
+impl Drop for Computing {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// The figures of lines `name: p50 X us, p99 Y us`, or `name: X us each`, perhaps with a rank before.
+fn figures(said: &str) -> Figures {
+    let line = |line: &str| {
+        let line = line.split_once("] ").map_or(line, |(_, rest)| rest);
+        let (name, rest) = line.split_once(": ")?;
+        let mut numbers = rest.split([' ', ',']).filter_map(|word| word.parse::<f64>().ok());
+        let first = numbers.next()?;
+        Some((name.to_owned(), (first, numbers.next().unwrap_or(first))))
+    };
+    said.lines().filter_map(line).collect()
+}
+
+fn medians(all: &[Figures]) -> Figures {
+    let Some(first) = all.first() else { return Figures::new() };
+    let of = |name: &String, part: fn(&(f64, f64)) -> f64| {
+        median(all.iter().filter_map(|one| one.get(name).map(part)).collect())
+    };
+    first.keys().map(|name| (name.clone(), (of(name, |pair| pair.0), of(name, |pair| pair.1)))).collect()
+}
+
+/// What a program has computed, and its microseconds.
+fn outcome(said: &str) -> Result<(String, f64)> {
+    let mut lines = said.lines().map(|line| line.strip_prefix("[0] ").unwrap_or(line));
+    let (Some(result), Some(time)) = (lines.next(), lines.next()) else { bail!("two lines are missing: {said}") };
+    let time = time.strip_suffix(" us").with_context(|| format!("no time: {said}"))?;
+    Ok((result.to_owned(), time.parse()?))
+}
+
+fn same(name: &str, result: &str, other: &str) -> Result<()> {
+    if result != other {
+        bail!("{name}: {other} instead of {result}");
+    }
+    Ok(())
+}
