@@ -17,9 +17,9 @@ fn percents() -> &'static [u64] {
     if std::env::var_os("BYWAY_LONG").is_some() { &[75, 50, 25] } else { &[50] }
 }
 
-/// The limit for a program that needs so much, for `byway far`.
-fn limit(needs: u64, percent: u64) -> String {
-    format!("{}", (needs * percent / 100).max(16 << 20))
+/// The limit for a program that needs so much, of which its code takes a part: code is not paged.
+fn limit(needs: u64, code: u64, percent: u64) -> String {
+    (code + needs.saturating_sub(code) * percent / 100).max(16 << 20).to_string()
 }
 
 /// The words of a report behind "at most": what was here at once.
@@ -35,8 +35,8 @@ fn resident(said: &str) -> u64 {
     (number.parse::<f64>().unwrap() * f64::from(1u32 << unit)) as u64
 }
 
-/// Runs a program plain, then with all of its memory here, then with parts of it.
-fn compare(program: &[&str]) {
+/// Runs a program plain, then with all of its memory here, then with parts of what is not code, which takes so many bytes.
+fn compare(program: &[&str], code: u64) {
     let plain = Command::new(program[0]).args(&program[1..]).output().unwrap();
     assert!(plain.status.success(), "{program:?}: {}", String::from_utf8_lossy(&plain.stderr));
     let lender = Lender::start();
@@ -46,7 +46,7 @@ fn compare(program: &[&str]) {
     assert!(all.status.success() && all.stdout == plain.stdout, "{program:?} with all of its memory: {said}");
     let needs = resident(&said);
     for percent in percents() {
-        let output = far(uri, &limit(needs, *percent), &["--class", "none"], program);
+        let output = far(uri, &limit(needs, code, *percent), &["--class", "none"], program);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program:?} at {percent} % of {needs}: {} {said}", output.status);
         assert!(output.stdout == plain.stdout, "{program:?} at {percent} % of {needs}: another result; {said}");
@@ -68,10 +68,11 @@ fn sqlite_has_the_same_tables_in_memory() {
     if !can_run("sqlite3") {
         return;
     }
-    compare(&[
-        "sqlite3",
-        ":memory:",
-        "create table t (a integer primary key, b text, c integer);
+    compare(
+        &[
+            "sqlite3",
+            ":memory:",
+            "create table t (a integer primary key, b text, c integer);
          with recursive n (i) as (select 1 union all select i + 1 from n where i < 200000)
              insert into t select i, printf('%064d', (i * 7919) % 200003), (i * 104729) % 1009 from n;
          create index u on t (b); create index v on t (c);
@@ -79,7 +80,9 @@ fn sqlite_has_the_same_tables_in_memory() {
          pragma integrity_check;
          select c, count(*), sum(a), min(b), max(b) from t group by c order by c limit 50;
          select sum(length(b)), total(a * c) from t;",
-    ]);
+        ],
+        4 << 20,
+    );
 }
 
 #[test]
@@ -89,7 +92,7 @@ fn gcc_makes_the_same_code() {
     }
     let folder = tempfile::tempdir_in("/var/tmp").unwrap();
     let (path, mut source) = (folder.path().join("large.c"), String::new());
-    for number in 0..400 {
+    for number in 0..800 {
         writeln!(
             source,
             "int f{number}(int *a, int n) {{ int s = {number}; for (int i = 0; i < n; i++) {{ \
@@ -99,7 +102,7 @@ fn gcc_makes_the_same_code() {
         .unwrap();
     }
     std::fs::write(&path, source).unwrap();
-    compare(&["gcc", "-O2", "-S", "-o", "-", &path.display().to_string()]);
+    compare(&["gcc", "-O2", "-S", "-o", "-", &path.display().to_string()], 26 << 20);
 }
 
 #[test]
@@ -127,7 +130,7 @@ public class Sums {
     if !works.status.success() {
         return skip_this(SkipReason::MissingTool("java with its compiler"));
     }
-    compare(&[&["java"], &flags[..], &[&path]].concat());
+    compare(&[&["java"], &flags[..], &[&path]].concat(), 28 << 20);
 }
 
 /// A redis that a test asks, in a folder.
@@ -220,7 +223,7 @@ fn redis_saves_from_a_forked_child_and_loads_what_it_had() {
     assert_eq!(redis.digest_of_saved(), expected[0]);
     // It has 44 MiB.
     for percent in percents() {
-        let (redis, limit) = (Redis::new(folder.path().join(percent.to_string())), limit(44 << 20, *percent));
+        let (redis, limit) = (Redis::new(folder.path().join(percent.to_string())), limit(44 << 20, 8 << 20, *percent));
         let program = redis.program();
         let program: Vec<&str> = program.iter().map(String::as_str).collect();
         let mut command = command(&lender.uris()[0], &limit, &["--class", "disk"], &program);
