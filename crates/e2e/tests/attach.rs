@@ -176,6 +176,60 @@ fn ext4_does_not_notice_that_its_server_is_killed() {
     run_well(&find_tool("fsck.ext4").unwrap(), &["-f", "-n", &at("disk")]);
 }
 
+/// Kills of the server while fio works: 50 in a long run.
+fn kills_under_fio() -> usize {
+    if std::env::var_os("BYWAY_LONG").is_some() { 50 } else { 5 }
+}
+
+/// fio writes a file or a device, and checks what it reads; the server is killed each time that the store has changed.
+fn fio_finds_its_own_bytes(target: &Path, folder: &Path, server: &mut Server, start: &dyn Fn() -> Server) {
+    let said = folder.join("said");
+    let mut fio = Command::new(find_tool("fio").unwrap())
+        .args([
+            "--name=verify",
+            "--rw=randwrite",
+            "--bsrange=4k-256k",
+            "--direct=1",
+            "--ioengine=libaio",
+            "--iodepth=16",
+        ])
+        .args([
+            "--size=96m",
+            "--fsync=64",
+            "--verify=crc32c",
+            "--verify_fatal=1",
+            "--do_verify=1",
+            "--verify_backlog=256",
+        ])
+        // Enough of them to be killed so often.
+        .arg(format!("--loops={}", kills_under_fio().div_ceil(5)))
+        // The state file would land in the working folder.
+        .arg("--verify_state_save=0")
+        .arg(format!("--filename={}", target.display()))
+        .stdout(std::fs::File::create(&said).unwrap())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let changed = || std::fs::metadata(folder.join("disk")).unwrap().modified().unwrap();
+    let mut kills = 0;
+    let status = loop {
+        let before = changed();
+        let next = until(Instant::now() + LIMIT * 5, "fio to write, or to end", || match fio.try_wait().unwrap() {
+            Some(status) => Some(Some(status)),
+            None => (changed() != before && kills < kills_under_fio()).then_some(None),
+        });
+        if let Some(status) = next {
+            break status;
+        }
+        kills += 1;
+        server.kill();
+        *server = start();
+    };
+    assert!(status.success(), "{}", std::fs::read_to_string(said).unwrap());
+    println!("the server was killed {kills} times");
+    assert!(kills * 2 > kills_under_fio(), "fio was done after {kills} kills");
+}
+
 #[test]
 fn fio_finds_its_own_bytes_although_the_server_is_killed() {
     if lacks(&["fio"]) {
@@ -188,44 +242,47 @@ fn fio_finds_its_own_bytes_although_the_server_is_killed() {
     let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
     let mut server = start();
     let mut attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), "fio", &[]);
-    let mut fio = Command::new(find_tool("fio").unwrap())
-        .args([
-            "--name=verify",
-            "--rw=randwrite",
-            "--bsrange=4k-256k",
-            "--direct=1",
-            "--ioengine=libaio",
-            "--iodepth=16",
-        ])
-        .args(["--fsync=64", "--verify=crc32c", "--verify_fatal=1", "--do_verify=1", "--verify_backlog=256"])
-        // The state file would land in the working folder.
-        .arg("--verify_state_save=0")
-        .arg(format!("--filename={}", attached.device()))
-        .stdout(std::fs::File::create(at("said")).unwrap())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let changed = || std::fs::metadata(at("disk")).unwrap().modified().unwrap();
-    let mut kills = 0;
-    let status = loop {
-        let before = changed();
-        let next = until(Instant::now() + LIMIT, "fio to write, or to end", || match fio.try_wait().unwrap() {
-            Some(status) => Some(Some(status)),
-            None => (changed() != before).then_some(None),
-        });
-        if let Some(status) = next {
-            break status;
-        }
-        if kills < 5 {
-            kills += 1;
-            server.kill();
-            server = start();
-        }
-    };
-    assert!(status.success(), "{}", std::fs::read_to_string(at("said")).unwrap());
-    assert!(kills > 0, "fio was done before the first kill");
+    fio_finds_its_own_bytes(&attached.device.clone(), folder.path(), &mut server, &start);
     attached.detach();
     assert_eq!(server.terminate(), Some(0));
+}
+
+/// A file system that fio works in while the server is killed has no errors afterwards.
+fn stays_clean(make: &'static str, check: [&'static str; 2], kind: &'static str) {
+    if lacks(&["fio", make, check[0], "mount", "umount"]) {
+        return;
+    }
+    let known = std::fs::read_to_string("/proc/filesystems").unwrap();
+    if !known.split_whitespace().any(|known| known == kind) {
+        return byway_e2e::skip_this(SkipReason::Machine("the kernel lacks the file system"));
+    }
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::File::create(at("disk")).unwrap().set_len(512 << 20).unwrap();
+    std::fs::create_dir(at("fs")).unwrap();
+    let arguments = [format!("disk={}", at("disk")), format!("unix://{}", at("sock"))];
+    let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
+    let mut server = start();
+    let mut attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), kind, &[]);
+    run_well(&find_tool(make).unwrap(), &["-q", attached.device()]);
+    attached.mount(folder.path().join("fs"));
+    fio_finds_its_own_bytes(&folder.path().join("fs/file"), folder.path(), &mut server, &start);
+    attached.unmount();
+    run_well(&find_tool(check[0]).unwrap(), &[check[1], "-n", attached.device()]);
+    attached.detach();
+    assert_eq!(server.terminate(), Some(0));
+    run_well(&find_tool(check[0]).unwrap(), &[check[1], "-n", &at("disk")]);
+}
+
+#[test]
+fn ext4_is_clean_after_fio_and_kills_of_the_server() {
+    stays_clean("mkfs.ext4", ["fsck.ext4", "-f"], "ext4");
+}
+
+#[test]
+fn xfs_is_clean_after_fio_and_kills_of_the_server() {
+    // The image file is checked in the same way as a device.
+    stays_clean("mkfs.xfs", ["xfs_repair", "-f"], "xfs");
 }
 
 #[test]

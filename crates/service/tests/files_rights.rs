@@ -9,7 +9,7 @@ use std::sync::Arc;
 use byway_reactor::privilege::User;
 use byway_reactor::{Address, Errno};
 use byway_service::block::spec::VolumeName;
-use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, NewMode, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_GID, SET_UID};
 use byway_service::file::{NOBODY, Share, ShareError, ShareSpec, Users};
 use file_server::{Server, tcp};
@@ -101,6 +101,34 @@ fn the_number_for_no_user_is_refused_everywhere() {
         assert_eq!(client.set_attributes(ME, ROOT, None, &new).unwrap_err(), Errno::INVAL);
     }
     client.make_directory(ME, ROOT, b"directory", 0o755).unwrap();
+}
+
+#[test]
+fn a_default_acl_counts_instead_of_the_umask() {
+    /// As `acl(5)` and `linux/posix_acl_xattr.h` have it: tag, rights and id of owner (7), group (7) and others (5).
+    const ALL_MAY_READ: [u8; 28] =
+        [2, 0, 0, 0, 1, 0, 7, 0, 255, 255, 255, 255, 4, 0, 7, 0, 255, 255, 255, 255, 32, 0, 5, 0, 255, 255, 255, 255];
+    let folder = open_folder();
+    let shared = folder.path().join("shared");
+    std::fs::create_dir(&shared).unwrap();
+    let acl = rustix::fs::setxattr(&shared, "system.posix_acl_default", &ALL_MAY_READ, rustix::fs::XattrFlags::empty());
+    if acl == Err(rustix::io::Errno::NOTSUP) {
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine("no ACLs in the folder for temporary files"));
+    }
+    acl.unwrap();
+    let me = User { uid: rustix::process::getuid().as_raw(), gid: rustix::process::getgid().as_raw(), groups: vec![] };
+    let (_server, client) = serve(folder.path(), Users::Squash(me));
+    let directory = client.look_up(ME, ROOT, b"shared").unwrap();
+    let private = |mode: u32| NewMode { mode, umask: 0o077 };
+    for parent in [ROOT, directory.node] {
+        let (_, handle) = client.create(ME, (parent, b"file"), OFlags::WRONLY.bits(), private(0o666)).unwrap();
+        client.close_handle(handle);
+        client.make_directory(ME, parent, b"directory", private(0o777)).unwrap();
+        client.make_node(ME, parent, b"fifo", private(0o010_666)).unwrap();
+    }
+    let mode = |name: &str| std::fs::metadata(folder.path().join(name)).unwrap().mode() & 0o777;
+    let modes = ["file", "directory", "fifo"].map(|name| (mode(name), mode(&format!("shared/{name}"))));
+    assert_eq!(modes, [(0o600, 0o664), (0o700, 0o775), (0o600, 0o664)]);
 }
 
 #[test]

@@ -1,7 +1,8 @@
-//! The foreign programs that tests, peers and guests use, and the Debian packages they come from.
+//! The foreign programs that tests, peers and guests use, and the packages of Debian or crates.io they come from.
 
 use crate::process;
 use anyhow::{Result, bail};
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::Command;
 
@@ -20,6 +21,8 @@ enum Kind {
     Module,
     /// Under [`HEADERS`].
     Header,
+    /// In `PATH`, from crates.io; the package has its version.
+    Crate,
 }
 
 /// The C headers of packages.
@@ -33,12 +36,16 @@ const fn header(name: &'static str, package: &'static str) -> Tool {
     Tool { name, package, kind: Kind::Header }
 }
 
+const fn from_crates_io(name: &'static str, package: &'static str) -> Tool {
+    Tool { name, package, kind: Kind::Crate }
+}
+
 /// Debian's own Python, which alone knows Debian's modules; `PATH` may name another one first.
 const PYTHON: &str = "/usr/bin/python3";
 
 /// What the tests use. qemu-img comes last: only a machine without any gets Debian's qemu-utils,
 /// so that a newer one, from backports, stays.
-const TOOLS: [Tool; 23] = [
+const TOOLS: &[Tool] = &[
     program("fio", "fio"),
     program("nbdkit", "nbdkit"),
     program("nbdinfo", "libnbd-bin"),
@@ -61,13 +68,24 @@ const TOOLS: [Tool; 23] = [
     program("pkg-config", "pkg-config"),
     header("infiniband/verbs.h", "libibverbs-dev"),
     header("rdma/rdma_cma.h", "librdmacm-dev"),
+    header("sys/acl.h", "libacl1-dev"),
+    program("git", "git"),
+    program("inotifywait", "inotify-tools"),
+    program("python3", "python3"),
+    program("rsync", "rsync"),
+    program("setfacl", "acl"),
+    program("setfattr", "attr"),
+    program("sqlite3", "sqlite3"),
+    program("vim", "vim"),
+    from_crates_io("fsx", "fsx@0.3.2"),
+    from_crates_io("pjdfstest", "pjdfstest@0.2.2"),
     program("qemu-img", "qemu-utils"),
 ];
 
 impl Tool {
     fn is_present(&self) -> bool {
         match self.kind {
-            Kind::Program => process::find_program(self.name).is_some(),
+            Kind::Program | Kind::Crate => process::find_program(self.name).is_some(),
             Kind::Module => {
                 let statement = format!("import {}", self.name);
                 process::succeeds(Command::new(PYTHON).args(["-c", &statement]))
@@ -89,19 +107,25 @@ pub fn missing() -> Vec<(&'static str, &'static str)> {
 
 /// Installs the packages of all missing tools; an error names those still missing afterwards.
 pub fn install() -> Result<()> {
-    let mut packages: Vec<&str> = missing().iter().map(|(_, package)| *package).collect();
-    packages.sort_unstable();
-    packages.dedup();
-    if packages.is_empty() {
-        return Ok(());
+    let missing_packages = |is_crate: bool| {
+        let of_kind = |tool: &&Tool| matches!(tool.kind, Kind::Crate) == is_crate && !tool.is_present();
+        let packages: BTreeSet<&str> = TOOLS.iter().filter(of_kind).map(|tool| tool.package).collect();
+        packages
+    };
+    let packages = missing_packages(false);
+    if !packages.is_empty() {
+        process::run(as_root("apt-get").args(["update", "-q"]))?;
+        process::run(
+            as_root("apt-get")
+                .args(["install", "-q", "-y", "--no-install-recommends"])
+                .args(&packages)
+                .env("DEBIAN_FRONTEND", "noninteractive"),
+        )?;
     }
-    process::run(as_root("apt-get").args(["update", "-q"]))?;
-    process::run(
-        as_root("apt-get")
-            .args(["install", "-q", "-y", "--no-install-recommends"])
-            .args(&packages)
-            .env("DEBIAN_FRONTEND", "noninteractive"),
-    )?;
+    // After Debian's: pjdfstest needs a header of theirs.
+    for package in missing_packages(true) {
+        process::run(process::cargo().args(["install", "--locked", package]))?;
+    }
     let rest = missing();
     if !rest.is_empty() {
         bail!("still missing after the installation: {rest:?}");

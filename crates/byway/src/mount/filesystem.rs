@@ -14,7 +14,7 @@ use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime}
 use byway_frontend::fuse::{Filesystem, Reply, Request};
 use byway_reactor::Errno;
 use byway_service::file::client::leases::OpenMode;
-use byway_service::file::client::{self, Client, Found, Giving, LockKind, LockRange};
+use byway_service::file::client::{self, Client, Found, Giving, LockKind, LockRange, NewMode};
 use byway_service::file::wire::{self, NewAttributes};
 use zerocopy::FromZeros;
 
@@ -206,8 +206,10 @@ impl Mounted {
         let (client, node) = (&self.client, parsed.node);
         let made = match parsed.operation {
             Operation::SymLink { name, target } => client.make_symlink(me, node, name, target),
-            Operation::MakeNode { name, mode, .. } => client.make_node(me, node, name, mode),
-            Operation::MakeDirectory { name, mode, .. } => client.make_directory(me, node, name, mode),
+            Operation::MakeNode { name, mode, umask, .. } => client.make_node(me, node, name, NewMode { mode, umask }),
+            Operation::MakeDirectory { name, mode, umask } => {
+                client.make_directory(me, node, name, NewMode { mode, umask })
+            }
             Operation::Link { old_node, name } => client.link(me, old_node, node, name),
             Operation::Unlink { name } => return done(reply, client.unlink(me, node, name)),
             Operation::RemoveDirectory { name } => return done(reply, client.remove_directory(me, node, name)),
@@ -237,8 +239,12 @@ impl Mounted {
                 let opened = client.open_directory_for_kernel(me, node);
                 return give(reply, opened, |reply, (handle, mode)| reply.opened(handle, open_directory_flags(mode)));
             }
-            Operation::Create { name, flags, mode, .. } => client.create(me, (node, name), flags, mode),
-            Operation::TemporaryFile { flags, mode, .. } => client.create_unnamed(me, node, flags, mode),
+            Operation::Create { name, flags, mode, umask, .. } => {
+                client.create(me, (node, name), flags, NewMode { mode, umask })
+            }
+            Operation::TemporaryFile { flags, mode, umask } => {
+                client.create_unnamed(me, node, flags, NewMode { mode, umask })
+            }
             Operation::Release { handle, lock_owner, flock_unlock, .. } => {
                 if flock_unlock {
                     let range = LockRange { whole: true, owner: lock_owner, pid: 0, start: 0, last: u64::MAX };

@@ -160,7 +160,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     keep_locks(&client)?;
     let channel = mount(&options, &arguments.directory)?;
     // A link's target never changes.
-    let wishes = Wishes { locks: true, cache_symlinks: true, ..Wishes::default() };
+    let wishes = Wishes { locks: true, cache_symlinks: true, applies_umask: true, ..Wishes::default() };
     let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;
     let stale = mounted.stale();
     let started = Driver::start(channel, Arc::new(mounted), wishes, MOUNT_THREADS);

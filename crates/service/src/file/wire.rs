@@ -91,6 +91,11 @@ pub enum Method {
 }
 
 impl Method {
+    /// Whether its answer is an open file or directory.
+    pub const fn opens(self) -> bool {
+        matches!(self, Self::Open | Self::Create | Self::CreateUnnamed | Self::OpenDirectory)
+    }
+
     /// Whether it changes something in the share.
     pub const fn changes(self) -> bool {
         use Method as M;
@@ -208,7 +213,9 @@ pub struct Arguments {
     pub offset: U64,
     /// Bytes.
     pub len: U64,
-    /// `CopyRange`: first byte of the destination. `Lock`: the owner. `Rename`: as `offset`, of the second name.
+    /// `CopyRange`: first byte of the destination. `Lock`: the owner. `Rename`: as `offset`, of the second name. `Create`,
+    /// `CreateUnnamed`, `MakeNode`, `MakeDirectory`: rights that the program's umask took from the mode. They count in a directory with
+    /// a default ACL.
     pub extra: U64,
     /// Flags of the method.
     pub flags: U32,

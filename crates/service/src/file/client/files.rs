@@ -15,7 +15,7 @@ use super::buffers::{Buffer, BufferInUse, Data, Place};
 use super::connection::{Failure, Live};
 use super::leases::Fact;
 use super::table::{Opened, Remote};
-use super::{Ask, Caller, Client, Found, entry_of, handle_of, number_of};
+use super::{Ask, Caller, Client, Found, NewMode, entry_of, handle_of, number_of};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_TRANSFER_MAX};
 
 /// An entry of a directory.
@@ -126,16 +126,30 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::look_up`]; `EPERM` for devices.
-    pub fn make_node(&self, caller: Caller<'_>, parent: u64, name: &[u8], mode: u32) -> Result<Found, Errno> {
-        self.make(Method::MakeNode, &Ask { mode, ..Self::in_directory(caller, parent, name) })
+    pub fn make_node(
+        &self,
+        caller: Caller<'_>,
+        parent: u64,
+        name: &[u8],
+        mode: impl Into<NewMode>,
+    ) -> Result<Found, Errno> {
+        let (mode, masked) = mode.into().split();
+        self.make(Method::MakeNode, &Ask { mode, extra: masked, ..Self::in_directory(caller, parent, name) })
     }
 
     /// Makes a directory.
     ///
     /// # Errors
     /// See [`Client::look_up`].
-    pub fn make_directory(&self, caller: Caller<'_>, parent: u64, name: &[u8], mode: u32) -> Result<Found, Errno> {
-        self.make(Method::MakeDirectory, &Ask { mode, ..Self::in_directory(caller, parent, name) })
+    pub fn make_directory(
+        &self,
+        caller: Caller<'_>,
+        parent: u64,
+        name: &[u8],
+        mode: impl Into<NewMode>,
+    ) -> Result<Found, Errno> {
+        let (mode, masked) = mode.into().split();
+        self.make(Method::MakeDirectory, &Ask { mode, extra: masked, ..Self::in_directory(caller, parent, name) })
     }
 
     /// Gives a file another name.
@@ -237,10 +251,11 @@ impl Client {
         caller: Caller<'_>,
         (parent, name): (u64, &[u8]),
         flags: u32,
-        mode: u32,
+        mode: impl Into<NewMode>,
     ) -> Result<(Found, u64), Errno> {
+        let (mode, masked) = mode.into().split();
         let repeatable = flags & rustix::fs::OFlags::EXCL.bits() == 0;
-        let ask = Ask { flags, mode, repeatable, ..Self::in_directory(caller, parent, name) };
+        let ask = Ask { flags, mode, extra: masked, repeatable, ..Self::in_directory(caller, parent, name) };
         let (live, reply) = self.ask(Method::Create, &ask)?;
         let found = self.made(live, parent, name, &entry_of(&reply)?);
         Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
@@ -255,9 +270,10 @@ impl Client {
         caller: Caller<'_>,
         parent: u64,
         flags: u32,
-        mode: u32,
+        mode: impl Into<NewMode>,
     ) -> Result<(Found, u64), Errno> {
-        let ask = Ask { flags, mode, ..Self::on_node(caller, parent) };
+        let (mode, masked) = mode.into().split();
+        let ask = Ask { flags, mode, extra: masked, ..Self::on_node(caller, parent) };
         let (live, reply) = self.ask(Method::CreateUnnamed, &ask)?;
         let found = self.made(live, parent, b"", &entry_of(&reply)?);
         Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))

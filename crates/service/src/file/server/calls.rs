@@ -269,10 +269,10 @@ impl Shares {
         let client = self.client(asked.call.session)?;
         let node = client.node(asked.arguments.node.get())?;
         check_right(&node, asked)?;
-        let opens =
-            matches!(asked.method, Method::Open | Method::Create | Method::CreateUnnamed | Method::OpenDirectory);
+        let opens = asked.method.opens();
         client.has_room(opens)?;
         let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
+        let new_mode = tree::NewMode::of(&asked.arguments);
         if node.right == Right::Read && opens && writes(flags) {
             return Err(Errno::ROFS.into());
         }
@@ -314,7 +314,7 @@ impl Shares {
                 // One that may never get a name gets no link.
                 let can_have_names = flags & OFlags::EXCL.bits() == 0;
                 Box::new(move || {
-                    let created = tree::create_unnamed(this.fd.as_fd(), flags, mode)?;
+                    let created = tree::create_unnamed(this.fd.as_fd(), flags, new_mode)?;
                     if can_have_names { opening.created_unnamed(created) } else { Ok(opening.created(created)) }
                 })
             }
@@ -391,7 +391,7 @@ fn on_directory(
     (by, given_up): (Changer, Vec<FileId>),
     opening: Opening,
 ) -> Result<Work, CallError> {
-    let (flags, mode) = (asked.arguments.flags.get(), asked.arguments.mode.get());
+    let (flags, mode) = (asked.arguments.flags.get(), tree::NewMode::of(&asked.arguments));
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id]);
     // What is there is removed or emptied.
     let changes_it = match asked.method {

@@ -18,7 +18,7 @@ use zerocopy::little_endian::{I64, U32, U64};
 
 use super::super::locks::FileId;
 use super::super::state;
-use super::super::wire::{self, Attributes, FileSystem, NewAttributes};
+use super::super::wire::{self, Arguments, Attributes, FileSystem, NewAttributes};
 use super::descriptors::Counted;
 use super::outcome::{Found, Listed, Outcome};
 
@@ -118,17 +118,42 @@ pub(super) fn open_directory(node: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::fs::openat2(node, c".", flags, Mode::empty(), CONFINED)
 }
 
+/// Rights of a file that is made.
+#[derive(Clone, Copy)]
+pub(super) struct NewMode {
+    /// As a program asked for it.
+    mode: u32,
+    /// Rights that the program's umask takes from it, unless the directory has a default ACL.
+    umask: u32,
+}
+
+impl NewMode {
+    pub(super) fn of(arguments: &Arguments) -> Self {
+        let umask = arguments.extra.get() as u32 & 0o777;
+        Self { mode: arguments.mode.get() | umask, umask }
+    }
+
+    /// Makes a file under the program's umask: the kernel ignores it in a directory that has a default ACL. Only for threads that have a
+    /// umask of their own, of 0, as workers have.
+    fn make<T>(self, make: impl FnOnce(Mode) -> T) -> T {
+        rustix::process::umask(Mode::from_raw_mode(self.umask));
+        let made = make(Mode::from_raw_mode(self.mode & 0o7777));
+        rustix::process::umask(Mode::empty());
+        made
+    }
+}
+
 /// Makes and opens a file; opens the one that is there unless `O_EXCL` forbids it.
 pub(super) fn create(
     directory: BorrowedFd<'_>,
     name: &CStr,
     flags: u32,
-    mode: u32,
+    mode: NewMode,
 ) -> Result<(OpenFile, Found), Errno> {
     let exclusive = flags & OFlags::EXCL.bits() != 0;
     let make = sanitized(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
     loop {
-        match rustix::fs::openat2(directory, name, make, Mode::from_raw_mode(mode & 0o7777), CONFINED) {
+        match mode.make(|mode| rustix::fs::openat2(directory, name, make, mode, CONFINED)) {
             Ok(fd) => {
                 let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
                 return Ok((file(fd)?, found(node)?));
@@ -161,9 +186,9 @@ pub(super) fn identity(directory: BorrowedFd<'_>, name: &CStr) -> Result<FileId,
 }
 
 /// Makes and opens a file that has no name yet.
-pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: u32) -> Result<(OpenFile, Found), Errno> {
+pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: NewMode) -> Result<(OpenFile, Found), Errno> {
     let wanted = sanitized(flags) | OFlags::TMPFILE | OFlags::from_bits_retain(flags) & OFlags::EXCL;
-    let fd = rustix::fs::openat2(directory, c".", wanted, Mode::from_raw_mode(mode & 0o7777), CONFINED)?;
+    let fd = mode.make(|mode| rustix::fs::openat2(directory, c".", wanted, mode, CONFINED))?;
     let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     Ok((file(fd)?, found(node)?))
 }
@@ -174,17 +199,17 @@ pub(super) fn make_symlink(directory: BorrowedFd<'_>, name: &CStr, target: &CStr
 }
 
 /// Makes a regular file, a FIFO or a socket's node. Devices are refused.
-pub(super) fn make_node(directory: BorrowedFd<'_>, name: &CStr, mode: u32) -> Result<Outcome, Errno> {
-    let kind = FileType::from_raw_mode(mode);
+pub(super) fn make_node(directory: BorrowedFd<'_>, name: &CStr, mode: NewMode) -> Result<Outcome, Errno> {
+    let kind = FileType::from_raw_mode(mode.mode);
     if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
         return Err(Errno::PERM);
     }
-    rustix::fs::mknodat(directory, name, kind, Mode::from_raw_mode(mode & 0o7777), 0)?;
+    mode.make(|mode| rustix::fs::mknodat(directory, name, kind, mode, 0))?;
     Ok(Outcome::Node(look_up(directory, name)?))
 }
 
-pub(super) fn make_directory(directory: BorrowedFd<'_>, name: &CStr, mode: u32) -> Result<Outcome, Errno> {
-    rustix::fs::mkdirat(directory, name, Mode::from_raw_mode(mode & 0o7777))?;
+pub(super) fn make_directory(directory: BorrowedFd<'_>, name: &CStr, mode: NewMode) -> Result<Outcome, Errno> {
+    mode.make(|mode| rustix::fs::mkdirat(directory, name, mode))?;
     Ok(Outcome::Node(look_up(directory, name)?))
 }
 
