@@ -59,7 +59,7 @@ impl Engine {
     /// Begins a sync for all requests that wait for one of the file, if there is a free description, or the loop has none in
     /// flight whose end would begin it.
     fn sync_waiting(&mut self, reactor: &mut Reactor, id: VolumeId, file: usize) {
-        let syncs = &mut self.volumes[id.index as usize].syncs[file];
+        let Some(syncs) = self.attached_mut(id).map(|attached| &mut attached.syncs[file]) else { return };
         if syncs.waiting.is_empty() {
             return;
         }
@@ -108,13 +108,11 @@ impl Engine {
             self.note_failure(&run, error);
         }
         let parts = std::mem::take(&mut run.shared_by);
+        let Some(sync) = run.sync.take() else { return };
+        let file = sync.on().file();
+        self.volumes[id.index as usize].syncs[file].in_flight -= 1;
         // Others may go on by that, and must find what was noted.
-        if let Some(sync) = run.sync.take() {
-            let file = sync.on().file();
-            self.volumes[id.index as usize].syncs[file].in_flight -= 1;
-            sync.end();
-            self.sync_waiting(reactor, id, file);
-        }
+        sync.end();
         for SyncPart { io: at, part } in parts {
             if matches!(self.in_flight[at].kind, IoKind::Zero(_)) {
                 self.zero_went(reactor, at, &RunState::new(at, part), injected, outcome);
@@ -127,6 +125,8 @@ impl Engine {
                 self.answer(reactor, at, done);
             }
         }
+        // Behind them: they do not wait for a sync that begins now.
+        self.sync_waiting(reactor, id, file);
         self.release(reactor, id, done);
     }
 }
