@@ -203,7 +203,7 @@ impl Share {
         self.spec.writers == Writers::Exclusive
     }
 
-    /// Whether the server can keep a list of the clients that have locks or leases ([`state`]). Without it a new process waits
+    /// Whether the server can keep a list of the clients that have locks or leases (`state.rs`). Without it a new process waits
     /// for the whole grace time.
     pub fn can_list(&self) -> bool {
         self.can_list
