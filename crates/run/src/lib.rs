@@ -1,8 +1,8 @@
 //! The library that `byway run` makes the dynamic linker load before a program's own (`LD_PRELOAD`).
 //!
-//! It has functions of libc that take paths and descriptors ([`symbols`]). A call on a path below a prefix goes straight to the share's
-//! server, into and out of the program's own memory: there is no mount, no agent, no cache, and no thread. [`target`] and [`walk`] find
-//! what a path names, [`open`] has the open files, behind descriptors of the kernel's ([`placeholder`]). A program without maps in its
+//! It has functions of libc that take paths and descriptors (`symbols`). A call on a path below a prefix goes straight to the share's
+//! server, into and out of the program's own memory: there is no mount, no agent, no cache, and no thread. `target` and `walk` find
+//! what a path names, `open` has the open files, behind descriptors of the kernel's (`placeholder`). A program without maps in its
 //! environment pays a test for each call.
 
 #![cfg_attr(
