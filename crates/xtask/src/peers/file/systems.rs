@@ -155,6 +155,12 @@ impl<'a> Server<'a> {
             let is_mounted = std::fs::metadata(&mount.at).is_ok_and(|now| now.dev() != before);
             Ok((is_mounted && mount.at.join(super::BIG).is_file()).then_some(()))
         })?;
+        // byway gives a new mount leases after some milliseconds; before, it keeps nothing.
+        process::wait_for("leases", START_LIMIT, || {
+            let before = mount.messages();
+            std::fs::metadata(mount.at.join(super::BIG))?;
+            Ok((mount.messages() == before).then_some(()))
+        })?;
         Ok(mount)
     }
 
