@@ -181,6 +181,17 @@ fn redirections_reach_the_programs_that_inherit_them() {
     }
 }
 
+#[test]
+fn processes_that_share_a_position_write_over_none_of_each_others_bytes() {
+    let rig = Rig::new();
+    let script = format!(
+        "for i in 1 2 3 4 5 6; do (for n in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do echo line $n; done) & done > {PREFIX}/f; wait"
+    );
+    rig.run_well(&["sh", "-c", &script]);
+    let written = std::fs::read_to_string(rig.path("below/f")).unwrap();
+    assert_eq!(written.lines().filter(|line| line.starts_with("line ")).count(), 120, "{written}");
+}
+
 /// Python's own files, folders, copies and children.
 const PYTHON: &str = r#"
 import os, shutil, subprocess, sys, tempfile
@@ -267,7 +278,10 @@ fn calls_that_pass_the_library_by_fail_and_lose_nothing() {
     let Some(program) = compiled(&source, rig.folder.path()) else { return };
     let path = format!("{PREFIX}/file");
     let said = rig.run_well(&[&program.display().to_string(), &path]);
-    assert_eq!(said, "read EBADF\nwrite EPERM\nshared mmap ENODEV\nprivate mmap hello\nclosed EBADF\n");
+    assert_eq!(
+        said,
+        "read EBADF\nwrite EPERM\nshared mmap ENODEV\nprivate mmap hello\nanonymous mmap 0\nclosed EBADF\n"
+    );
     assert_eq!(std::fs::read(rig.path("below/file")).unwrap(), b"hello");
 }
 

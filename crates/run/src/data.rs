@@ -94,9 +94,21 @@ pub(crate) fn write(number: RawFd, open: &Open, at: At, parts: &[&[u8]]) -> Resu
     if fcntl_getfl(borrowed(number))?.contains(OFlags::APPEND) {
         return append(number, open, at, &live, parts);
     }
-    at_position(number, open, at, |start| {
-        each(parts, |done, piece| live.client().write(live.caller(), live.handle()?, start + done, piece))
-    })
+    let write_at =
+        |start| each(parts, |done, piece| live.client().write(live.caller(), live.handle()?, start + done, piece));
+    if let At::Offset(offset) = at {
+        return write_at(offset);
+    }
+    let _moving = locked(&open.position);
+    // One call moves the position past the bytes: other processes that share it write behind them.
+    let len = parts.iter().map(|part| part.len() as u64).sum::<u64>();
+    let end = seek(borrowed(number), SeekFrom::Current(len as i64))?;
+    let written = write_at(end - len);
+    let missing = len - written.as_ref().map_or(0, |count| *count as u64);
+    if missing > 0 {
+        seek(borrowed(number), SeekFrom::Current(-(missing as i64)))?;
+    }
+    written
 }
 
 /// Writes at the end of the file as it is at the server then: appends of several programs do not overlap.

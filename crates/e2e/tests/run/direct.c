@@ -29,6 +29,9 @@ int main(int count, char **arguments) {
     char *private = mmap(NULL, 5, PROT_READ, MAP_PRIVATE, file, 0);
     if (private == MAP_FAILED) return 2;
     printf("private mmap %.5s\n", private);
+    char *anonymous = mmap(NULL, 5, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, file, 0);
+    if (anonymous == MAP_FAILED) return 4;
+    printf("anonymous mmap %d\n", anonymous[0]);
     if (close(file) != 0) return 3;
     printf("closed %s\n", name(read(file, bytes, 1)));
     return 0;

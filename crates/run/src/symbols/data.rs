@@ -291,6 +291,8 @@ fn copy_range(
 
 interpose! {
     fn mmap | mmap64(at: *mut c_void, len: usize, rights: c_int, flags: c_int, number: c_int, offset: off_t) -> *mut c_void {
+        // Memory without a file: whatever the number is, it does not count.
+        let number = if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { number };
         on(number, |open| map(open, (at, len), (rights, flags), offset)).map(|mapped| {
             // A mapping that fails is not null.
             Ok(mapped.unwrap_or_else(|error| {

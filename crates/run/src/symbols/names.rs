@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
+use byway_service::file::client::NewMode;
 use libc::{AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_CREAT, O_EXCL, O_RDWR, mode_t};
 use rustix::io::Errno;
 
@@ -30,7 +31,7 @@ fn make_directory(directory: c_int, path: *const c_char, mode: mode_t) -> Answer
     on_path(directory, path, |target| {
         let (place, names) = (target.place(false)?, &target.names);
         let (parent, name) = new_name(&place)?;
-        let mode = mode & 0o7777 & !crate::umask::now();
+        let mode = NewMode { mode: mode & 0o7777, umask: crate::umask::now() };
         names
             .session
             .client
@@ -125,7 +126,7 @@ fn make_node(directory: c_int, path: *const c_char, mode: mode_t) -> Answer<c_in
     on_path(directory, path, |target| {
         let (place, names) = (target.place(false)?, &target.names);
         let (parent, name) = new_name(&place)?;
-        let mode = mode & !crate::umask::now();
+        let mode = NewMode { mode, umask: crate::umask::now() };
         names.session.client.make_node(names.caller(), parent, name, mode).map(|found| names.hold(found)).map(|_| 0)
     })
 }
