@@ -191,6 +191,8 @@ pub const FLAG_APPEND: u32 = 64;
 pub const FLAG_RECLAIM: u32 = 128;
 /// `Recalls`: the session uses no lease any more; answered at once.
 pub const FLAG_ALL: u32 = 256;
+/// `ReclaimComplete`: removed files that were not asked for may be the client's too: the server has refused to list them.
+pub const FLAG_UNCLAIMED: u32 = 512;
 
 /// [`AttachResult`], [`ShareEntry`]: changes are refused.
 pub const SHARE_READ_ONLY: u32 = 1;

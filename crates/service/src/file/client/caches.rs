@@ -212,14 +212,15 @@ impl Client {
         found: &Found,
         version: u64,
     ) {
-        let (kept, granted) = (self.kept_name(caller, name), (version != 0).then_some(version));
-        let remote = self.table().remote(found.node);
+        let kept = self.kept_name(caller, name);
         let mut state = self.caches.state();
+        // One that was released meanwhile has no lease any more.
+        let granted = self.table().held_as(found.node).filter(|_| version != 0).map(|name| {
+            state.names.insert(name, found.node);
+            version
+        });
         state.leases.learn_entry(ticket, parent, false, &kept, Some(found.node));
         state.leases.learn(ticket.of_found(), found.node, granted, Some(found.attributes), now());
-        if let (Some(_), Some(remote)) = (granted, remote) {
-            state.names.insert(remote.name, found.node);
-        }
     }
 
     /// Takes an answer that a name is not there.

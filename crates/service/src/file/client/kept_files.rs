@@ -11,18 +11,20 @@ use super::{Client, NONE};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX};
 
 impl Client {
-    /// Asks a new server process for removed files that are open here. What is not there is lost: `ESTALE`.
-    pub(super) fn claim_kept_files(&self, live: Live, root: u64) -> Result<(), Failure> {
+    /// Asks a new server process for removed files that are open here. What is not there is lost: `ESTALE`. False if the server has not
+    /// said all: it must not remove what was not asked for.
+    pub(super) fn claim_kept_files(&self, live: Live, root: u64) -> Result<bool, Failure> {
         if !self.table().has_open_files() {
-            return Ok(());
+            return Ok(true);
         }
-        let (mut from, mut unknown) = (0u64, Vec::new());
+        let (mut from, mut unknown, mut all) = (0u64, Vec::new(), true);
         loop {
             let arguments = Arguments { node: root.into(), offset: from.into(), ..NONE };
             let reply = match self.call_again(live, Method::KeptFiles, &arguments, &[]) {
                 Ok(reply) => reply,
                 Err(Failure::Call(error)) => {
-                    tracing::warn!(%error, "the server does not give back removed files that are open");
+                    tracing::warn!(%error, "the server does not give back all removed files that are open");
+                    all = false;
                     break;
                 }
                 Err(failure) => return Err(failure),
@@ -46,7 +48,7 @@ impl Client {
                 Err(failure) => return Err(failure),
             }
         }
-        Ok(())
+        Ok(all)
     }
 
     /// A call of the beginning of a session, again while the server has no room.

@@ -49,7 +49,9 @@ use self::opener::{Opener, Openers};
 use self::slots::{SlotPool, SlotUse};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
-use super::wire::{Arguments, CallError, Entry, Forgotten, Method, NewAttributes, OpenResult, SET_SIZE};
+use super::wire::{
+    Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes, OpenResult, SET_SIZE,
+};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_CALL_TIME_MAX, FILE_LOST_AFTER};
 
 /// No arguments.
@@ -231,14 +233,14 @@ impl Client {
         if !self.table().attach(root_remote, &root.attributes) {
             return Ok(false);
         }
-        if live.is_new_process {
-            // Before the locks: removed files may have some.
-            self.claim_kept_files(live, root_remote.name)?;
-        }
+        // Before the locks: removed files may have some.
+        let has_all = !live.is_new_process || self.claim_kept_files(live, root_remote.name)?;
         self.recover_locks(live)?;
         if live.is_new_process {
             // The server waits for it before it gives others what this client may have.
-            self.connection.call_on(live.session, Method::ReclaimComplete, &NONE, &[], None)?;
+            let flags = if has_all { 0 } else { FLAG_UNCLAIMED };
+            let arguments = Arguments { flags: flags.into(), ..NONE };
+            self.connection.call_on(live.session, Method::ReclaimComplete, &arguments, &[], None)?;
         }
         let unclosed = std::mem::take(&mut *self.unclosed());
         for (index, remote) in unclosed.iter().enumerate() {

@@ -18,7 +18,8 @@ use super::super::grace::Holding;
 use super::super::locks::FileId;
 use super::super::state;
 use super::super::wire::{
-    Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, Forgotten, Method, NewAttributes, SHARE_READ_ONLY, ShareEntry,
+    Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes,
+    SHARE_READ_ONLY, ShareEntry,
 };
 use super::leases::{Act, Changer, Named, Parked};
 use super::open_files::{OpenFiles, Opening, Removed};
@@ -147,7 +148,8 @@ impl Shares {
                 Ok(())
             }
             Method::ReclaimComplete => {
-                self.reclaim_complete(at.reactor.now(), call.session)?;
+                let has_all = asked.arguments.flags.get() & FLAG_UNCLAIMED == 0;
+                self.reclaim_complete(at.reactor.now(), call.session, has_all)?;
                 self.reply(at, call, Ok((&[], &[])));
                 Ok(())
             }

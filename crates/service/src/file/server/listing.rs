@@ -66,7 +66,12 @@ impl Shares {
     }
 
     /// A client has asked for all that it had from the process before this one.
-    pub(super) fn reclaim_complete(&mut self, now: Instant, session: SessionId) -> Result<(), CallError> {
+    pub(super) fn reclaim_complete(
+        &mut self,
+        now: Instant,
+        session: SessionId,
+        has_all: bool,
+    ) -> Result<(), CallError> {
         let recovery = Arc::clone(&self.recovery);
         let client = self.client(session)?;
         let Some((name, _)) = client.known_as.as_ref() else { return Ok(()) };
@@ -74,7 +79,9 @@ impl Shares {
         // lock or lease, this process looks for the file itself.
         client.to_unlist.extend(recovery.completed(name, now).into_iter().map(|held| (held, *name)));
         let (name, shares) = (*name, client.shares.clone());
-        self.drop_unclaimed(name, &shares);
+        if has_all {
+            self.drop_unclaimed(name, &shares);
+        }
         Ok(())
     }
 

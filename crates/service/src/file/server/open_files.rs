@@ -269,10 +269,13 @@ impl Removed {
     /// # Errors
     /// The thread has not got the rights of the call's user back: the call must end.
     pub(super) fn keep(&self, ids: &[FileId]) -> Result<Option<Keeping<'_>>, Errno> {
-        if !ids.iter().any(|id| self.files.is_open(*id)) {
-            return Ok(None);
-        }
         let (directory, name) = &self.name;
+        // The turn first: a file that is opened from now on waits until its name is gone.
+        let Ok(id) = tree::identity(directory.fd.as_fd(), name) else { return Ok(None) };
+        let turn = turn(id.ino);
+        if !ids.contains(&id) || !self.files.is_open(id) {
+            return Ok(Some(Keeping { files: &self.files, id, new: Vec::new(), _turn: turn }));
+        }
         let found = match tree::look_up(&directory.fd, name) {
             Ok(found) => found,
             Err(error) => {
@@ -282,9 +285,8 @@ impl Removed {
                 return Ok(None);
             }
         };
-        let turn = turn(found.id.ino);
         let new = self.files.keep(&found, self.files.openers_without_link(found.id))?;
-        Ok(Some(Keeping { files: &self.files, id: found.id, new, _turn: turn }))
+        Ok(Some(Keeping { files: &self.files, id, new, _turn: turn }))
     }
 }
 
