@@ -30,7 +30,7 @@ use self::lenders::SimulatedLender;
 const LENDERS: usize = 3;
 const ROUNDS: usize = 40;
 /// Once the faults have stopped, all is copied within this time: a lender is back after 1 s.
-const SETTLED_MAX: Duration = Duration::from_secs(60);
+const SETTLED_MAX: Duration = Duration::from_secs(20);
 
 /// What happens in a run, and so what may be lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -287,7 +287,7 @@ impl Simulation {
         while !(self.borrower.is_idle() && self.borrower.client.is_settled()) {
             rule!(
                 self.world.now() < until,
-                "slabs are not whole a minute after the last fault: {:?}",
+                "slabs are not whole 20 s after the last fault: {:?}",
                 self.borrower.client.counters()
             );
             self.pass(Duration::from_millis(50));
