@@ -171,7 +171,7 @@ def work(number):
             area.madvise(mmap.MADV_DONTNEED, page * PAGE, count * PAGE)
             for dropped in range(page, page + count):
                 known.pop(dropped, None)
-        elif what == 197:
+        elif what == 197 and step % 8 == 0:
             area.close()
             known, area = {}, mmap.mmap(-1, pages * PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     for page in range(pages):
@@ -196,7 +196,8 @@ fn threads_that_drop_and_unmap_find_the_version_that_they_wrote_last() {
     let lender = Lender::start();
     for uri in lender.uris() {
         let (said, fetched) = far_well(&uri, "18M", &[python, "-c", TORTURE]);
-        assert!(said == b"good\n" && fetched > 0);
+        assert_eq!(said, b"good\n");
+        assert!(fetched > 0, "the program fits into its limit");
     }
 }
 
