@@ -19,7 +19,10 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 
 use self::fabric::{FabricBenchArguments, FabricBenchError};
-use self::figures::{FiguresArguments, FiguresError, MemoryProgramArguments, ResponderArguments, ResponderError};
+use self::figures::{
+    FiguresArguments, FiguresError, MemoryProgramArguments, ResponderArguments, ResponderError, SharedProgramArguments,
+    SharedProgramError,
+};
 use self::volume::{VolumeBenchArguments, VolumeBenchError};
 
 pub use self::workplace::Workplace;
@@ -46,6 +49,9 @@ pub enum BenchCommand {
     /// The memory-bound program beside a node; started by `byway bench figures`
     #[command(hide = true)]
     MemoryProgram(MemoryProgramArguments),
+    /// A rank of a job with shared memory; started by `byway bench figures`
+    #[command(hide = true)]
+    SharedMemoryProgram(SharedProgramArguments),
     /// The node that computes and answers calls; started by `byway bench figures`
     #[command(hide = true)]
     Responder(ResponderArguments),
@@ -86,6 +92,9 @@ pub enum BenchError {
     /// A process that a measurement has started cannot end with it.
     #[error("cannot end with the process that started this: {0}")]
     EndWith(std::io::Error),
+    /// A rank of a job.
+    #[error(transparent)]
+    SharedProgram(#[from] SharedProgramError),
     /// The node that computes.
     #[error(transparent)]
     Responder(#[from] ResponderError),
@@ -125,6 +134,7 @@ fn measure(command: &BenchCommand) -> Result<(), BenchError> {
         BenchCommand::FabricPart { part } => Ok(fabric::run_part(part)?),
         BenchCommand::Figures(arguments) => Ok(figures::run(arguments)?),
         BenchCommand::MemoryProgram(arguments) => figures::run_memory_program(*arguments).map_err(BenchError::EndWith),
+        BenchCommand::SharedMemoryProgram(arguments) => Ok(figures::run_shared_program(*arguments)?),
         BenchCommand::Responder(arguments) => Ok(figures::run_responder(arguments)?),
         BenchCommand::Node(_) => Ok(()),
     }

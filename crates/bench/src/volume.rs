@@ -49,6 +49,9 @@ pub struct VolumeBenchArguments {
     /// Write to a volume that contains data, which is lost
     #[arg(long)]
     pub overwrite: bool,
+    /// Write durably: each write is on stable storage before it is answered (needs a --rw that writes)
+    #[arg(long)]
+    pub durable: bool,
     /// Size of a request, 512 to 1M
     #[arg(long, value_name = "SIZE", default_value = "4K", value_parser = parse_size)]
     pub bs: u64,
@@ -102,6 +105,9 @@ pub enum VolumeBenchError {
     /// The request's size.
     #[error("--bs {0}: give 512 to 1M, a multiple of 512")]
     Block(u64),
+    /// Reads are not durable.
+    #[error("--durable is for writes; add --rw write, randwrite or randrw")]
+    Durable,
     /// The loop.
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
@@ -157,6 +163,7 @@ struct Bench {
     reactor: Reactor,
     lanes: Vec<Lane>,
     pattern: Pattern,
+    durable: bool,
     block: u64,
     blocks: u64,
     random: u64,
@@ -170,6 +177,9 @@ struct Bench {
 pub fn run(arguments: &VolumeBenchArguments) -> Result<(), VolumeBenchError> {
     if !(512..=BLOCK_BYTES_MAX).contains(&arguments.bs) || !arguments.bs.is_multiple_of(512) {
         return Err(VolumeBenchError::Block(arguments.bs));
+    }
+    if arguments.durable && !arguments.rw.writes() {
+        return Err(VolumeBenchError::Durable);
     }
     let mut bench = Bench::open(arguments)?;
     let measured = bench.report_on(arguments);
@@ -240,9 +250,9 @@ impl Bench {
         let latencies = Histogram::new_with_bounds(1, LATENCY_NANOS_MAX, 3).map_err(|_| no_memory())?;
         let mut remotes: Vec<_> = lanes.iter_mut().map(|lane| &mut lane.volume).collect();
         remote::open(&mut reactor, &mut remotes)?;
-        let (pattern, block) = (arguments.rw, arguments.bs);
+        let (pattern, durable, block) = (arguments.rw, arguments.durable, arguments.bs);
         let bytes = lanes[0].volume.info().map_or(0, |info| info.bytes);
-        Ok(Self { reactor, lanes, pattern, block, blocks: bytes / block, random: 1, latencies })
+        Ok(Self { reactor, lanes, pattern, durable, block, blocks: bytes / block, random: 1, latencies })
     }
 
     /// Measures and says what it found. The caller leaves the servers.
@@ -343,7 +353,8 @@ impl Bench {
         };
         let no_memory = || VolumeBenchError::Loop(std::io::ErrorKind::OutOfMemory.into());
         let request = if writes {
-            Request::Write { offset, len, from: lane.payload.clone().ok_or_else(no_memory)?, durable: false }
+            let from = lane.payload.clone().ok_or_else(no_memory)?;
+            Request::Write { offset, len, from, durable: self.durable }
         } else {
             Request::Read { offset, len, into: frame.ok_or_else(no_memory)? }
         };

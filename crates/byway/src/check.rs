@@ -46,7 +46,7 @@ pub fn check(arguments: &ServeArguments) -> Result<String, ServeError> {
         let failed = |source| ReloadError::Volume { name: spec.name.to_string(), source, hint: String::new() };
         open_volume(&spec, &OpenHere).map_err(failed)?;
     }
-    plan_shares(&[], &configuration.shares)?;
+    plan_shares(&[], &configuration.shares, &|path| std::fs::File::open(path))?;
     let (volumes, shares) = (configuration.volumes.len(), configuration.shares.len());
     // Most nodes have none.
     let shares = if shares == 0 { String::new() } else { format!("{shares} shares, ") };

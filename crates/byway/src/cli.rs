@@ -58,7 +58,7 @@ pub enum Command {
     /// Run a program with part of its memory on other machines
     #[command(after_long_help = help::FAR)]
     Far(FarArguments),
-    /// Control a running node: status, reload, reopen
+    /// Control a running node: status, reload, reopen; and see the state of byway far
     #[command(after_long_help = help::CTL)]
     Ctl(ControlArguments),
     /// List the volumes and shares of a server
@@ -131,12 +131,13 @@ pub struct ServeArguments {
     pub volume: Vec<String>,
     /// A directory to share; may be repeated. Clients connect to the addresses of --listen
     ///
-    /// SPEC is NAME=DIR[,ro][,users=squash:UID[:GID]|trust|trust-root][,writers=local|exclusive][,access=CLIENT[:ro]]...
+    /// SPEC is NAME=DIR[,ro][,users=squash:UID[:GID]|map:FILE|trust|trust-root][,writers=local|exclusive][,access=CLIENT[:ro]]...
     /// [,description=TEXT]. Without users, clients
     /// have the rights of DIR's owner and group if the node runs as root, else those of the node's user; if the owner or group is root,
     /// they have those of nobody (65534). users=squash:UID[:GID] names another user (GID defaults to UID; squash:0 makes clients
     /// root). users=trust takes user and groups from each client's machine and maps root to nobody; users=trust-root keeps root.
-    /// All three need a node that runs as root. writers=exclusive says that only clients change the directory's files: then mounts keep
+    /// users=map:FILE takes the user from each client's machine, and FILE has lines CLIENTUID SERVERUID[:SERVERGID[,SERVERGID]...];
+    /// users without a line are nobody. A reload reads FILE again. All four need a node that runs as root. writers=exclusive says that only clients change the directory's files: then mounts keep
     /// attributes and names until another client changes them. Volumes and shares have one name space. CLIENT is as for --volume.
     #[arg(long, value_name = "SPEC")]
     pub share: Vec<String>,
@@ -252,8 +253,14 @@ fn refuse_unnamed(text: &str) -> Result<String, String> {
 /// signal stopped a copy.
 pub fn run() -> ExitCode {
     byway_reactor::ignore_file_size_signal();
+    let mut words = std::env::args_os();
+    if mount::helper::is_called(words.next().as_deref()) {
+        return mount_for_mount(words);
+    }
     let cli = Cli::parse();
-    crate::log::to_stderr(cli.log.as_deref());
+    // The server of a demonstration is no news: its clients come and go.
+    let is_quiet = matches!(cli.command, Command::Demo(_)) && std::env::var_os("RUST_LOG").is_none();
+    crate::log::to_stderr(cli.log.as_deref().or(is_quiet.then_some("warn")));
     let has_file = matches!(&cli.command, Command::Serve(arguments) if arguments.config.is_some());
     let done = match cli.command {
         Command::Serve(arguments) if arguments.check => {
@@ -294,6 +301,17 @@ pub fn run() -> ExitCode {
         output::note(harmless(&error.to_string()));
         if is_command_line(&*error, has_file) { ExitCode::from(WRONG_COMMAND_LINE) } else { ExitCode::FAILURE }
     })
+}
+
+/// `mount.byway`: goes on as `byway mount`.
+fn mount_for_mount(words: std::env::ArgsOs) -> ExitCode {
+    match mount::helper::run(words) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            output::note(harmless(&error.to_string()));
+            ExitCode::FAILURE
+        }
+    }
 }
 
 /// As clap ends the program.

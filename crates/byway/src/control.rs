@@ -13,15 +13,17 @@ use std::time::Duration;
 
 use byway_frontend::http::{
     BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, NbdClientSnapshot, PeerSnapshot, Report,
-    VolumeSnapshot, flush_failed,
+    ShareSnapshot, VolumeSnapshot, flush_failed,
 };
 use byway_reactor::Address;
 use byway_reactor::socket_file::SocketAccess;
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
+use crate::far::status::{self, FarStatusError};
 use crate::limits::{CONTROL_REQUEST_BYTES_MAX, CONTROL_THREADS};
 use crate::listening::{self, Endpoint, SocketFiles};
+use crate::mount;
 use crate::node::StartError;
 use crate::reload::Summary;
 
@@ -58,6 +60,17 @@ pub enum ControlCommand {
     Reopen {
         /// The volume's name
         volume: String,
+    },
+    /// Say where the pages of a job of `byway far` are: here, and at which lender; how many faults it has, and how long they take
+    Far {
+        /// Process number of byway far, or of one of its programs
+        #[arg(value_name = "PID")]
+        process: u32,
+    },
+    /// Say how a mount of yours is: its calls, bytes, messages, leases and reconnects
+    Mount {
+        /// Where it is mounted
+        directory: PathBuf,
     },
     /// Say what is served, to how many clients, and how the busiest of them fare
     ///
@@ -96,6 +109,9 @@ pub struct Status {
     pub frontends: Vec<FrontendSnapshot>,
     /// Its volumes.
     pub volumes: Vec<VolumeSnapshot>,
+    /// Its shares.
+    #[serde(default)]
+    pub shares: Vec<ShareSnapshot>,
     /// Memory that is lent.
     #[serde(default)]
     pub lending: Option<LendingSnapshot>,
@@ -171,6 +187,7 @@ fn serve_one(stream: &UnixStream, report: &dyn Report, order: &impl Fn(Order)) -
                 uptime_seconds: now.uptime_seconds,
                 frontends: now.frontends,
                 volumes: now.volumes,
+                shares: now.shares,
                 lending: now.lending,
                 nbd_clients: now.nbd_clients,
                 peers: now.peers,
@@ -219,6 +236,12 @@ pub enum ControlError {
     /// The node says no.
     #[error("{0}")]
     Refused(String),
+    /// A mount.
+    #[error(transparent)]
+    Mount(#[from] Box<mount::CommandError>),
+    /// A job of far memory.
+    #[error(transparent)]
+    Far(#[from] FarStatusError),
     /// Standard output is gone.
     #[error("cannot print: {0}")]
     Print(std::io::Error),
@@ -229,8 +252,33 @@ pub enum ControlError {
 /// # Errors
 /// See [`ControlError`].
 pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
-    let answer = ask(&arguments.control_socket, &arguments.command, ANSWER_TIME_MAX)?;
     let mut out = crate::output::stdout();
+    let request = match &arguments.command {
+        ControlCommand::Reload => Request::Reload,
+        ControlCommand::Reopen { volume } => Request::Reopen { volume: volume.clone() },
+        ControlCommand::Status => Request::Status,
+        ControlCommand::Mount { directory } => {
+            let status = mount::status_of(directory).map_err(Box::new)?;
+            let printed = if arguments.json {
+                writeln!(out, "{}", serde_json::to_string(&status)?)
+            } else {
+                mount::print_status(&mut out, &status)
+            };
+            printed.map_err(ControlError::Print)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        ControlCommand::Far { process } => {
+            let status = status::of_process(*process)?;
+            let printed = if arguments.json {
+                writeln!(out, "{}", serde_json::to_string(&status)?)
+            } else {
+                status::print(&mut out, &status)
+            };
+            printed.map_err(ControlError::Print)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let answer = ask(&arguments.control_socket, &request, ANSWER_TIME_MAX)?;
     let printed = match answer {
         Answer::Failed(reason) => return Err(ControlError::Refused(reason)),
         Answer::Reloaded(summary) if arguments.json => writeln!(out, "{}", serde_json::to_string(&summary)?),
@@ -242,16 +290,11 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn ask(path: &Path, command: &ControlCommand, time_max: Duration) -> Result<Answer, ControlError> {
+fn ask(path: &Path, request: &Request, time_max: Duration) -> Result<Answer, ControlError> {
     let failed = |source| ControlError::Connect { path: path.to_owned(), source };
     let mut stream = UnixStream::connect(path).map_err(failed)?;
     stream.set_read_timeout(Some(time_max)).map_err(failed)?;
-    let request = match command {
-        ControlCommand::Reload => Request::Reload,
-        ControlCommand::Reopen { volume } => Request::Reopen { volume: volume.clone() },
-        ControlCommand::Status => Request::Status,
-    };
-    let mut line = serde_json::to_vec(&request)?;
+    let mut line = serde_json::to_vec(request)?;
     line.push(b'\n');
     stream.write_all(&line).map_err(failed)?;
     let mut answer = String::new();
@@ -303,6 +346,7 @@ fn print_status(out: &mut impl Write, status: &Status) -> std::io::Result<()> {
     for volume in &status.volumes {
         print_volume(out, volume)?;
     }
+    status.shares.iter().try_for_each(|share| print_share(out, share))?;
     if let Some(lending) = &status.lending {
         print_lending(out, lending)?;
     }
@@ -350,6 +394,26 @@ fn print_volume(out: &mut impl Write, volume: &VolumeSnapshot) -> std::io::Resul
         )?;
     }
     Ok(())
+}
+
+fn print_share(out: &mut impl Write, share: &ShareSnapshot) -> std::io::Result<()> {
+    let ShareSnapshot {
+        name,
+        clients,
+        reads,
+        writes,
+        syncs,
+        changes,
+        queries,
+        read_bytes,
+        written_bytes,
+        store_errors,
+    } = share;
+    writeln!(
+        out,
+        "share {name}: {clients} clients; {reads} reads of {read_bytes} bytes, {writes} writes of {written_bytes} bytes, {syncs} syncs, \
+         {changes} other changes, {queries} queries, {store_errors} store errors"
+    )
 }
 
 /// Bytes a second.
@@ -430,11 +494,11 @@ mod tests {
         let silent: Vec<_> = (0..CONTROL_THREADS - 2).map(|_| UnixStream::connect(&path).unwrap()).collect();
         let waits = std::thread::spawn({
             let path = path.clone();
-            move || ask(&path, &ControlCommand::Reload, ANSWER_TIME_MAX)
+            move || ask(&path, &Request::Reload, ANSWER_TIME_MAX)
         });
         let reload = reloads.recv().unwrap();
         assert!(
-            matches!(ask(&path, &ControlCommand::Status, ANSWER_TIME_MAX), Ok(Answer::Status(status)) if status.uptime_seconds == 7)
+            matches!(ask(&path, &Request::Status, ANSWER_TIME_MAX), Ok(Answer::Status(status)) if status.uptime_seconds == 7)
         );
         // Nobody was dropped for it.
         let mut first = &silent[0];
@@ -453,7 +517,7 @@ mod tests {
             let path = folder.path().join(name);
             (UnixListener::bind(&path).unwrap(), path)
         };
-        let said = |path: &Path, time_max| ask(path, &ControlCommand::Reload, time_max).unwrap_err().to_string();
+        let said = |path: &Path, time_max| ask(path, &Request::Reload, time_max).unwrap_err().to_string();
         let (_busy, path) = listen("busy");
         let silent = said(&path, Duration::from_millis(1));
         assert!(silent.contains("has not answered within") && silent.contains("byway ctl status"), "{silent}");

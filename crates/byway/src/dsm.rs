@@ -4,15 +4,16 @@ use std::ffi::OsString;
 use std::io::Write;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use byway_dsm::launch::{Hosts, JobEnd, Launch, LaunchError, Stream, run_agent};
+use byway_dsm::launch::{CheckpointFolder, HostLink, Hosts, JobEnd, Launch, LaunchError, Stream, run_agent};
 use byway_dsm::limits::{KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
 use byway_dsm::{Consistency, Waits, Wire};
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 use clap::{Args, Subcommand};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 
 use crate::help;
 use crate::output;
@@ -38,9 +39,13 @@ pub struct DsmRunArguments {
     /// Transport between the processes: shm, unix or tcp (over loopback)
     #[arg(long, value_name = "WIRE", default_value = "shm", value_parser = parse_wire)]
     pub wire: Wire,
-    /// Hosts that get equal parts of the processes: tcp://HOST:PORT,...; each process listens at PORT or a following port of its host
+    /// Hosts that get equal parts of the processes: tcp://HOST:PORT,... (over TLS) or rdma://HOST:PORT,...; each process listens at PORT or a
+    /// following port of its host
     #[arg(long, value_name = "URI,...", value_delimiter = ',', conflicts_with = "wire", value_parser = parse_host)]
-    pub hosts: Vec<(String, SocketAddr)>,
+    pub hosts: Vec<DsmHost>,
+    /// Do not encrypt what processes send over tcp://: for networks that you trust
+    #[arg(long, requires = "hosts")]
+    pub plain: bool,
     /// Command that runs a command on a host; followed by the host's name and the command
     #[arg(long, value_name = "COMMAND", default_value = "ssh -o BatchMode=yes", requires = "hosts")]
     pub rsh: String,
@@ -54,29 +59,50 @@ pub struct DsmRunArguments {
     #[arg(long, value_name = "SECONDS", default_value_t = 10,
         value_parser = clap::value_parser!(u64).range(KEEP_ALIVE_MIN.as_secs()..=KEEP_ALIVE_MAX.as_secs()))]
     pub keep_alive: u64,
-    /// How the pager thread of each process waits: sleep, poll for 0.1 ms while the program waits, or spin, which keeps a core busy
+    /// How each process waits for the others: sleep, poll for 50 us first while cores are idle, spin, which keeps a core busy, or points, which
+    /// leaves the others' requests to safe points of the program
     #[arg(long, value_name = "HOW", default_value = "sleep", value_parser = parse_waits)]
     pub pager: Waits,
+    /// Folder for checkpoints, which programs write by Job::checkpoint or byway_dsm_checkpoint; all hosts must share it
+    #[arg(long, value_name = "DIR")]
+    pub checkpoint: Option<PathBuf>,
+    /// Start with the segments as the checkpoint in DIR has them; -n, --memory and --consistency must be those of its job
+    #[arg(long, requires = "checkpoint")]
+    pub resume: bool,
     /// Program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
+}
+
+/// A machine of a job.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DsmHost {
+    /// For `--rsh`.
+    name: String,
+    /// The address that it has here.
+    address: SocketAddr,
+    is_rdma: bool,
 }
 
 fn parse_wire(name: &str) -> Result<Wire, String> {
     Wire::from_name(name).ok_or_else(|| format!("{name} is not one of shm, unix, tcp"))
 }
 
-/// A host's name, and the address that it has here.
-fn parse_host(uri: &str) -> Result<(String, SocketAddr), String> {
-    let place = uri.strip_prefix("tcp://").ok_or_else(|| format!("{uri} is not tcp://HOST:PORT"))?;
+fn parse_host(uri: &str) -> Result<DsmHost, String> {
+    let (scheme, place) = uri.split_once("://").unwrap_or_default();
+    let is_rdma = match scheme {
+        "tcp" => false,
+        "rdma" => true,
+        _ => return Err(format!("{uri} is neither tcp://HOST:PORT nor rdma://HOST:PORT")),
+    };
     let (name, _) = place.rsplit_once(':').ok_or_else(|| format!("{uri} has no port"))?;
     let address = place.to_socket_addrs().map_err(|error| format!("{uri}: {error}"))?.next();
     let address = address.ok_or_else(|| format!("{name} has no address"))?;
-    Ok((name.trim_matches(['[', ']']).to_owned(), address))
+    Ok(DsmHost { name: name.trim_matches(['[', ']']).to_owned(), address, is_rdma })
 }
 
 fn parse_waits(name: &str) -> Result<Waits, String> {
-    Waits::from_name(name).ok_or_else(|| format!("{name} is not one of sleep, poll, spin"))
+    Waits::from_name(name).ok_or_else(|| format!("{name} is not one of sleep, poll, spin, points"))
 }
 
 fn parse_consistency(name: &str) -> Result<Consistency, String> {
@@ -105,7 +131,14 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
     } else {
         let start = arguments.rsh.split_whitespace().map(Into::into).collect();
         let agent = vec![std::env::current_exe()?.into(), "dsm".into(), "rank".into()];
-        Some(Hosts { hosts: arguments.hosts.clone(), start, agent })
+        let link = match arguments.hosts.iter().filter(|host| host.is_rdma).count() {
+            0 if arguments.plain => HostLink::Plain,
+            0 => HostLink::Tls,
+            rdma if rdma == arguments.hosts.len() => HostLink::Rdma,
+            _ => return Err(LaunchError::Links),
+        };
+        let hosts = arguments.hosts.iter().map(|host| (host.name.clone(), host.address)).collect();
+        Some(Hosts { hosts, start, agent, link })
     };
     let job = Launch {
         wire: arguments.wire,
@@ -114,14 +147,15 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
         keep_alive: Duration::from_secs(arguments.keep_alive),
         waits: arguments.pager,
         consistency: arguments.consistency,
+        checkpoint: arguments.checkpoint.clone().map(|folder| CheckpointFolder { folder, resume: arguments.resume }),
         arguments: rest.to_vec(),
         ..Launch::new(usize::from(arguments.processes), program)
     };
-    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP])?;
+    let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP])?;
     let running = job.start()?;
     let stopper = running.stopper();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
-        signals.forever().for_each(|_| stopper.stop());
+        signals.forever().for_each(|signal| if signal == SIGTSTP { stopper.suspend() } else { stopper.stop() });
     })?;
     let end = running.wait(print);
     match end {
@@ -160,8 +194,10 @@ mod tests {
 
     #[test]
     fn hosts_are_uris_with_ports() {
-        assert_eq!(parse_host("tcp://127.0.0.1:7000"), Ok(("127.0.0.1".to_owned(), ([127, 0, 0, 1], 7000).into())));
-        assert_eq!(parse_host("tcp://[::1]:7000").unwrap().0, "::1");
+        let (name, address) = ("127.0.0.1".to_owned(), ([127, 0, 0, 1], 7000).into());
+        assert_eq!(parse_host("tcp://127.0.0.1:7000"), Ok(DsmHost { name, address, is_rdma: false }));
+        assert!(parse_host("rdma://127.0.0.1:7000").unwrap().is_rdma);
+        assert_eq!(parse_host("tcp://[::1]:7000").unwrap().name, "::1");
         for wrong in ["127.0.0.1:7000", "tcp://127.0.0.1", "tcp://127.0.0.1:x", "byway://127.0.0.1:7000", ""] {
             assert!(parse_host(wrong).is_err(), "{wrong}");
         }

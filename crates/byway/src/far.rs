@@ -3,6 +3,7 @@
 //! It is two processes ([`keeper`]). The first, the keeper, passes signals on and gives the program's exit status; its child is the pager.
 
 mod signals;
+pub(crate) mod status;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,6 +13,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use byway_fabric::node::NodeOptions;
+use byway_frontend::far_memory::spill_file;
 use byway_frontend::fault::keeper::{self, Keeper, Side, end_descendants};
 use byway_frontend::fault::{self, FarJob, FarOptions, FarReport};
 use byway_reactor::userfault::OpenError;
@@ -166,7 +168,10 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
     }
     let spill = match arguments.class {
         Class::None | Class::Mirror => None,
-        Class::Disk => Some(spill_file(&arguments.spill)?),
+        Class::Disk => Some(
+            spill_file(&arguments.spill)
+                .map_err(|source| FarError::Spill { folder: arguments.spill.clone(), source })?,
+        ),
     };
     let folder = tempfile_folder().map_err(|error| FarError::Pager(error.into()))?;
     let socket = folder.0.join("pager");
@@ -251,14 +256,6 @@ fn borrow(rpc: &byway_rpc::node::Rpc, uri: &RemoteUri) -> Result<Borrower, FarEr
     Ok(lender)
 }
 
-/// A file without a name: it goes with this process.
-fn spill_file(folder: &Path) -> Result<std::fs::File, FarError> {
-    use rustix::fs::{Mode, OFlags, open};
-    let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
-    let file = open(folder, flags, Mode::RUSR | Mode::WUSR);
-    file.map(Into::into).map_err(|error| FarError::Spill { folder: folder.to_owned(), source: error.into() })
-}
-
 /// A folder of this process alone, for the pager's socket; removed when it is dropped.
 struct Folder(PathBuf);
 
@@ -280,8 +277,8 @@ fn tempfile_folder() -> std::io::Result<Folder> {
 fn say(report: &FarReport, limit: u64) {
     let (counters, pool) = (&report.pager, &report.pool);
     crate::output::note(format!(
-        "byway far: {} programs; at most {} of {} here; {} faults: {} zeroed, {} returned, {} fetched; {} brought ahead, {} of them used; {} put, {} went as \
-         zeroes, {} moves refused, {} lost; {} lenders given up, {} pages copied again, {} from another copy, {} with a wrong checksum",
+        "byway far: {} programs; at most {} of {} here; {} faults: {} zeroed, {} returned, {} fetched; {} brought ahead, {} of them used; {} put, {} unchanged, {} went as \
+         zeroes, {} protected pages written, {} moves refused, {} lost; {} lenders given up, {} pages copied again, {} from another copy, {} with a wrong checksum",
         report.programs,
         show_size(report.resident_bytes_max as u64),
         show_size(limit),
@@ -292,7 +289,9 @@ fn say(report: &FarReport, limit: u64) {
         counters.ahead,
         counters.ahead_used,
         counters.put,
+        counters.unchanged,
         counters.went_zero,
+        counters.unprotected,
         counters.stayed,
         counters.lost,
         pool.given_up,
@@ -300,4 +299,7 @@ fn say(report: &FarReport, limit: u64) {
         pool.failed_over,
         pool.corrupt,
     ));
+    if let Some(text) = status::percentiles(&report.latencies) {
+        crate::output::note(format!("byway far: waits for a page: {text}"));
+    }
 }

@@ -50,14 +50,20 @@ pub(crate) const MOUNT: &str = "\
 Examples:
   byway mount byway://store1/home /mnt/home --background
   byway mount 'byway+unix:///home?socket=/run/byway.sock' /mnt/home -o ro
+  byway mount --takeover byway://store1/home /mnt/home --background
+  byway mount --list
   byway umount /mnt/home
+  mount -t byway byway://store1/home /mnt/home      with a link /sbin/mount.byway to this program; also by fstab
 
 Each client sees the writes of the others at once. A mount caches only attributes and names, and only if the share has
 writers=exclusive. While the server cannot be reached, calls wait; after
 --wait seconds they fail with EIO.
 
+With --takeover the process is the successor of another one that serves the mount: after an upgrade of byway, for example. Programs keep
+open files, locks and working folders. If it fails, the other process goes on.
+
 Exit status:
-  0 after the unmount, or with --background once the mount works. 1 if the mount failed. 2 for an invalid command line.";
+  0 after the unmount or a takeover, or with --background once the mount works. 1 if the mount failed. 2 for an invalid command line.";
 
 /// Of `byway run`.
 pub(crate) const RUN: &str = "\
@@ -79,16 +85,23 @@ Examples:
   byway dsm run -n 4 -- ./sor 512 20
   byway dsm run -n 2 --wire tcp --memory 1G -- ./matrix 256
   byway dsm run -n 8 --hosts tcp://node1:7000,tcp://node2:7000 -- /opt/sor 512 20
+  byway dsm run -n 8 --hosts rdma://10.1.1.1:7000,rdma://10.1.1.2:7000 -- /opt/sor 512 20
+  byway dsm run -n 4 --checkpoint /var/tmp/sor -- ./sor 512 2000 100
+  byway dsm run -n 4 --checkpoint /var/tmp/sor --resume -- ./sor 512 2000 100
 
-With --hosts, byway must be installed at the same path on every host, and the program too. The processes talk over plain TCP: use a
-network that you trust. Rank 0 reads no input then.
+With --hosts, byway must be installed at the same path on every host, and the program too. The processes talk over TLS with a key that is
+made for the job and goes to each process by --rsh; with --plain, and over rdma://, use a network that you trust. Rank 0 reads no input then.
 
 With --consistency rc, several processes may store to one page at a time, and see each other's stores behind a lock, a barrier or a fence of
 the job (Job::lock, Job::barrier, Job::fence). It is for programs in which these order all accesses to the same bytes.
 
-The program must join the job by the Rust crate byway-dsm (Job::join). Each output line is prefixed with the rank of its process.
+With --checkpoint, the program's calls of Job::checkpoint (byway_dsm_checkpoint) write the contents of all segments to DIR, each time in place of
+the last. With --resume, a job starts with what the last one holds. Without --resume, DIR must have none.
+
+The program must join the job by the Rust crate byway-dsm (Job::join), by byway_dsm_init in C, or by the ANL macros of byway_anl.h. Each output line is prefixed with the rank of its process.
 Rank 0 reads standard input. When a process ends before all are done, or is silent for 1.5 times --keep-alive, every other process
-reports it and ends. Children of the processes end with the job.
+reports it and ends. Children of the processes end with the job, also daemons, unless they have cleared their environment. SIGTSTP
+(Ctrl-Z) stops the processes on this machine and then byway; all continue with byway.
 
 Environment of the processes:
   BYWAY_DSM_RANK, BYWAY_DSM_RANKS   rank of the process, and number of processes
@@ -103,9 +116,10 @@ pub(crate) const COPY: &str = "\
 Examples:
   byway copy byway://store1/disk disk.img --verify
   byway copy image.raw nbd://store1/disk --overwrite
+  byway copy --recursive src byway://store1/home/src
 
 Exit status:
-  0 once the destination is complete and flushed. 1 on failure. 2 for an invalid command line. 130 if SIGINT or SIGTERM
+  0 once the destination is complete and flushed. 1 on failure, also if one entry of a tree was not copied. 2 for an invalid command line. 130 if SIGINT or SIGTERM
   stopped the copy.";
 
 /// Of `byway ctl`.
@@ -114,6 +128,7 @@ Examples:
   byway ctl status
   byway ctl reload
   byway ctl reopen disk      after a failed flush, once the disk is repaired
+  byway ctl far 1234         of a program that byway far runs, or of byway far
 
 Files:
   /run/byway/ctl.sock   the socket of a node that runs as byway.service
@@ -134,7 +149,7 @@ Exit status:
 /// Of `byway attach`.
 pub(crate) const ATTACH: &str = "\
 Examples:
-  byway attach byway://store1/disk                prints the device, such as /dev/loop0
+  byway attach byway://store1/disk                prints the device, such as /dev/ublkb0
   mount /dev/byway/disk /mnt
   byway attach byway://store1/disk --as scratch --read-only
   byway attach --list
@@ -146,7 +161,8 @@ Files:
 
 Notes:
   While the server cannot be reached, requests of the device wait for at most 10 minutes; then they fail with I/O errors. After a
-  restart of the server, unflushed writes are sent again.
+  restart of the server, unflushed writes are sent again. When the process of a device of ublk dies, its requests wait until the
+  same volume is attached again under the same name, or until byway detach fails them; a loop device fails at once.
 
 Exit status:
   0 once the device is ready, or with --foreground after the detach; 1 on failure; 2 for an invalid command line.";

@@ -17,6 +17,10 @@ pub const MOUNT_THREADS: usize = 16;
 /// Threads of a mount that have the kernel drop stale pages before it is told a file's attributes. They wait for reads under way.
 pub const MOUNT_DROP_THREADS: usize = 2;
 
+/// How long the answer with a file's size waits for a lease, while the file is read through the kernel's cache: for as long as other
+/// mounts change it. Later the kernel gets a size that may change before it has read by it.
+pub const MOUNT_SURE_SIZE_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Bytes that the kernel reads ahead of a program that reads a file of a mount from start to end: requests of 1 MiB, some at once.
 /// It is also what a fault of a mapped file may bring.
 pub const MOUNT_READ_AHEAD_BYTES: u64 = 4 << 20;
@@ -24,6 +28,21 @@ pub const MOUNT_READ_AHEAD_BYTES: u64 = 4 << 20;
 /// Locks that the programs of a mount wait for; a further wait is refused with `ENOLCK`. Each has a thread, and takes one of the
 /// session's calls.
 pub const MOUNT_LOCKS_WAITING_MAX: usize = 64;
+
+/// Threads of a mount's process that answer on its socket: one may hand the mount over while another one tells how it is.
+pub const MOUNT_CONTROL_THREADS: usize = 2;
+
+/// Bytes of a question to a mount's process, and of its answer.
+pub const MOUNT_ANSWER_BYTES_MAX: u64 = 64 << 10;
+
+/// Sockets of mounts that `byway mount --list` looks at.
+pub const MOUNTS_LISTED_MAX: usize = 1024;
+
+/// Bytes of the state of a mount that is handed over: some 100 for each file that its kernel knows. A larger one is not handed over.
+pub const MOUNT_STATE_BYTES_MAX: usize = 1 << 30;
+
+/// Descriptors of a mount that is handed over: its channels and its state.
+pub const MOUNT_HANDOVER_FDS_MAX: usize = byway_frontend::limits::FUSE_THREADS_MAX + 1;
 
 /// Listeners of one kind (native, NBD); a configuration with more is refused.
 pub const LISTENERS_MAX: usize = 64;
@@ -76,6 +95,24 @@ pub const MAPPED_BYTES_MIN: u64 = 16 << 20;
 
 /// Bytes that a copy holds in memory at once, whatever `--depth` and `--chunk` say: the depth is cut to fit.
 pub const COPY_BYTES_MAX: u64 = 256 << 20;
+
+/// Threads that copy files of shares, each with one call under way: as many changing calls a client has slots for.
+pub const COPY_TREE_THREADS_MAX: usize = 64;
+
+/// Entries of a tree that wait to be copied; then the walk waits. On this machine's side each may hold a directory open.
+pub const COPY_TREE_QUEUE_MAX: usize = 256;
+
+/// Directories above an entry that is copied; deeper ones are refused by name. On this machine's side each is open.
+pub const COPY_TREE_DEPTH_MAX: usize = 512;
+
+/// Times that an entry is tried while calls fail because a server process ended.
+pub const COPY_TREE_ATTEMPTS_MAX: usize = 3;
+
+/// Entries that were not copied and are named; further ones are counted.
+pub const COPY_TREE_FAILURES_SHOWN_MAX: u64 = 100;
+
+/// Bytes of an extended attribute, and of the list of their names: Linux's limit (`XATTR_SIZE_MAX`, `XATTR_LIST_MAX`).
+pub const XATTR_BYTES_MAX: usize = 64 << 10;
 
 /// Extents that `byway info` counts; then it says that there are more.
 pub const INFO_EXTENTS_MAX: u64 = 1 << 22;

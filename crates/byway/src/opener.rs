@@ -16,6 +16,7 @@ use byway_reactor::device_memory::DeviceMemory;
 use byway_reactor::socket_file::SocketFile;
 use byway_service::block::spec::{Stage, VolumeSpec};
 use byway_service::block::{FileIdentity, OpenError, OpenHere, Opener, StoreOptions};
+use byway_service::file::Users;
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -269,7 +270,8 @@ fn named_for_reading(arguments: &ServeArguments, path: &Path) -> Result<(), Stri
         let files = [Some(&tls.certificate), Some(&tls.key), tls.client_ca.as_ref(), tls.crl.as_ref()];
         files.into_iter().flatten().any(|file| file == path)
     });
-    if named { Ok(()) } else { Err("the configuration does not name this file".to_owned()) }
+    let is_map = configuration.shares.iter().any(|share| matches!(&share.users, Users::Map(file) if file == path));
+    if named || is_map { Ok(()) } else { Err("the configuration does not name this file".to_owned()) }
 }
 
 fn named_as_store(arguments: &ServeArguments, path: &Path, options: StoreOptions) -> Result<(), String> {

@@ -1,6 +1,8 @@
 //! Reloads: the configuration is read again, and volumes, certificates and the allowed addresses change under running
 //! clients. All of it, or, with a reason, nothing.
 
+mod shares;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::sync::{Arc, Weak};
@@ -8,11 +10,13 @@ use std::time::{Duration, Instant};
 
 use byway_service::block::spec::{StoreSpec, VolumeSpec};
 use byway_service::block::{OpenError, Store, StoreOptions, Volume, VolumeOptions};
-use byway_service::file::{Share, ShareError, ShareSpec};
+use byway_service::file::ShareError;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Configuration, Tls};
 use crate::opener::Files;
+
+pub use self::shares::{note_shares, plan_shares};
 
 /// A volume that is served, and what it was made by.
 #[derive(Clone, Debug)]
@@ -299,35 +303,6 @@ pub fn plan(old: &[Served], specs: &[VolumeSpec], files: &dyn Files) -> Result<P
     }
     plan.summary = summary(old, &plan.served);
     Ok(plan)
-}
-
-/// Opens the shares that are new or have changed; the others stay.
-///
-/// # Errors
-/// [`ReloadError::Share`].
-pub fn plan_shares(old: &[Arc<Share>], specs: &[ShareSpec]) -> Result<Vec<Arc<Share>>, ReloadError> {
-    let open = |spec: &ShareSpec| match old.iter().find(|share| share.spec() == spec) {
-        Some(share) => Ok(Arc::clone(share)),
-        None => Share::open(spec.clone())
-            .map(Arc::new)
-            .map_err(|source| ReloadError::Share { name: spec.name.to_string(), source }),
-    };
-    specs.iter().map(open).collect()
-}
-
-/// Adds to a summary how the shares differ.
-pub fn note_shares(summary: &mut Summary, old: &[Arc<Share>], new: &[Arc<Share>]) {
-    let named = |shares: &[Arc<Share>], name: &str| shares.iter().any(|share| share.name() == name);
-    for share in new {
-        let name = share.name();
-        if !named(old, name) {
-            summary.added.push(name.to_owned());
-        } else if !old.iter().any(|before| Arc::ptr_eq(before, share)) {
-            summary.changed.push(name.to_owned());
-        }
-    }
-    let dropped = old.iter().filter(|share| !named(new, share.name()));
-    summary.dropped.extend(dropped.map(|share| share.name().to_owned()));
 }
 
 /// Opens the files of one volume anew, as an operator does after a flush has failed.

@@ -123,7 +123,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     let listeners = listeners(&configuration, inherited)?;
     let guarded = listeners.guarded();
     let plan = reload::plan(&[], &configuration.volumes, &OpenHere)?;
-    let shares = reload::plan_shares(&[], &configuration.shares)?;
+    let shares = reload::plan_shares(&[], &configuration.shares, &|path| std::fs::File::open(path))?;
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.control_socket.clone());
     // Read before the node is confined. The limit is set before its loops start, which ask for it then.
@@ -135,7 +135,8 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     nbd.extend(listeners.inherited);
     let ctl = ctl.map(|path| control::bind(&path, &mut sockets.files)).transpose()?;
     // It stays unconfined, and with --user privileged, for reloads.
-    let opener = Arc::new(PrivilegedOpener::start(opener_arguments()).map_err(ServeError::Opener)?);
+    let opener =
+        Arc::new(PrivilegedOpener::start(opener_arguments(std::env::args_os().skip(1))).map_err(ServeError::Opener)?);
     sockets.opener = Some(Arc::clone(&opener));
     let lending = configuration.lend.map(LendSpec::open).transpose().map_err(ServeError::Lend)?;
     confine_to(&configuration)?;
@@ -224,12 +225,17 @@ fn open_control(ctl: Endpoint, report: Arc<dyn Report>, events: Sender<Event>) -
     control::open(listener, report, order).map_err(StartError::Loop)
 }
 
-/// The arguments with which this program is the opener of the node that it is now.
-fn opener_arguments() -> Vec<OsString> {
-    let mut arguments: Vec<_> = std::env::args_os().skip(1).collect();
-    if let Some(command) = arguments.iter_mut().find(|argument| *argument == "serve") {
-        *command = "opener".into();
-    }
+/// The arguments with which this program is the opener of a node with these: `serve ARGUMENTS`, or, of a node that a measurement
+/// or the demonstration has started, `bench node ... -- ARGUMENTS`.
+fn opener_arguments(of_node: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<_> = of_node.collect();
+    let place = |word: &str| arguments.iter().position(|argument| argument == word);
+    let command = match (place("serve"), place("bench"), place("--")) {
+        (_, Some(bench), Some(end)) if bench < end => bench..end + 1,
+        (Some(serve), ..) => serve..serve + 1,
+        _ => return arguments,
+    };
+    arguments.splice(command, ["opener".into()]);
     arguments
 }
 
@@ -394,7 +400,7 @@ impl RunningNode<'_> {
         configuration.admit(&self.listeners)?;
         configuration.admitted_http()?;
         let tls = server_tls(configuration.tls.as_ref(), &|path| self.files.read(path))?;
-        let shares = reload::plan_shares(&self.shares, &configuration.shares)?;
+        let shares = reload::plan_shares(&self.shares, &configuration.shares, &|path| self.files.read(path))?;
         warn_of_shares(&shares);
         let mut plan = reload::plan(&self.served, &configuration.volumes, &*self.files)?;
         reload::note_shares(&mut plan.summary, &self.shares, &shares);
@@ -562,4 +568,22 @@ fn announce(node: &Node, http: Option<SocketAddr>, ctl: Option<&Path>) {
         let _ = writeln!(out, "ready ctl {}", path.display());
     }
     let _ = out.flush();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_opener_has_the_arguments_of_its_node() {
+        let of = |words: &str| {
+            let words = opener_arguments(words.split(' ').map(OsString::from));
+            words.iter().map(|word| word.to_str().unwrap()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(of("--log error serve --volume a=mem:1M"), "--log error opener --volume a=mem:1M");
+        assert_eq!(
+            of("--log error bench node --end-with 7 -- --volume serve=mem:1M --nbd x"),
+            "--log error opener --volume serve=mem:1M --nbd x"
+        );
+    }
 }

@@ -3,10 +3,8 @@
 #ifndef BYWAY_H
 #define BYWAY_H
 
-#include <stdarg.h>
-#include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <stdlib.h>
 
 // A required pointer is null, a text is not UTF-8 or not an address, or a number is out of range.
 #define BYWAY_E_INVALID -1
@@ -41,7 +39,7 @@
 // The result was taken already.
 #define BYWAY_E_TAKEN -11
 
-// This process is the child of the one that opened the node: open another node.
+// This process is a forked child of the one that opened the node, or joined the job: open another node here; call the job in the parent.
 #define BYWAY_E_FORKED -12
 
 // The kernel refused: no memory, no descriptors, no such address, or no listener there.
@@ -62,6 +60,15 @@
 // The peer does not serve the protocol of a call, or not in a version that this library supports; or the node does not support
 // it.
 #define BYWAY_E_UNSUPPORTED -18
+
+// Each page that is far lies at one lender, and is lost with it: its access then ends in SIGBUS.
+#define BYWAY_FAR_NONE 0
+
+// Each page that is far lies at a lender, and in a file of this machine.
+#define BYWAY_FAR_DISK 1
+
+// Each page that is far lies at two lenders.
+#define BYWAY_FAR_MIRROR 2
 
 // The peer may write.
 #define BYWAY_PUT 1
@@ -98,6 +105,9 @@
 
 // A process's part in a job. Threads may share it.
 struct byway_dsm_job;
+
+// A range of memory of which a part lies at lenders.
+struct byway_far;
 
 // Completions of the operations that were added to it.
 struct byway_group;
@@ -144,6 +154,22 @@ struct byway_anl_flag {
   uint32_t lock;
   // Whether it is set.
   uint32_t is_set;
+};
+
+// What the pager of a range has done.
+struct byway_far_counters {
+  // Accesses that waited for a page.
+  uint64_t faults;
+  // New pages.
+  uint64_t zeroed;
+  // Pages that came from lenders.
+  uint64_t fetched;
+  // Of these, pages that no thread waited for yet.
+  uint64_t fetched_ahead;
+  // Pages that were sent to lenders.
+  uint64_t put;
+  // Pages that left without being sent, because they had not changed.
+  uint64_t unchanged;
 };
 
 // A range of memory.
@@ -311,6 +337,27 @@ int byway_dsm_fetch(const struct byway_dsm_job *job,
                     const uint8_t *address,
                     uintptr_t bytes);
 
+// A safe point of a program that computes: with `byway dsm run --pager points`, answers other processes that have asked this one for something.
+// Otherwise it does nothing. It costs some 0.5 us when no process has asked; call it every 10 to 100 us.
+//
+// # Safety
+// `job` is of `byway_dsm_init`.
+int byway_dsm_poll(const struct byway_dsm_job *job);
+
+// Waits until every process has called this, and writes the contents of all segments to the folder of `byway dsm run --checkpoint`. One thread of
+// each process calls this, and no thread stores to a segment until it returns. Gives 1 when the checkpoint is durable, 0 without that
+// flag. An error is the same in every process, and reported on standard error: the checkpoint before is still there.
+//
+// # Safety
+// `job` is of `byway_dsm_init`.
+int byway_dsm_checkpoint(const struct byway_dsm_job *job);
+
+// 1 if the segments hold what they held at a checkpoint of an earlier job (`byway dsm run --resume`), else 0; negative if `job` is null.
+//
+// # Safety
+// `job` is null or of `byway_dsm_init`.
+int byway_dsm_is_resumed(const struct byway_dsm_job *job);
+
 // Writes this process's counters to `*counters`.
 //
 // # Safety
@@ -324,7 +371,8 @@ int byway_dsm_statistics(const struct byway_dsm_job *job, struct byway_dsm_count
 // `job` is of `byway_dsm_init`; neither it nor a segment is used after.
 int byway_dsm_finish(struct byway_dsm_job *job);
 
-// The program begins (MAIN_INITENV). Each process of the job runs it from here to CREATE, with memory of its own.
+// The program begins (MAIN_INITENV). Each process of the job runs it from here to CREATE, with memory of its own. Does nothing if the program
+// has begun by another call.
 void byway_anl_begin(void);
 
 // A number for a lock, a flag or a barrier.
@@ -378,6 +426,46 @@ void byway_anl_wait_signal(const uint32_t *condition,
 
 // What a code says, in English; never null, and never freed.
 const char *byway_error_text(int code);
+
+// Maps `bytes` (rounded up to pages), zeroes at first, into `*far`, of which at most `resident_bytes` (1 MiB or more, and 2 MiB of buffers
+// beside) are on this machine at a time. The rest lies at `count` lenders (`byway serve --lend`), at addresses as for `byway_connect`.
+// `class` is one of `BYWAY_FAR_*`; `folder` is where the file of `BYWAY_FAR_DISK` is made, else it may be null. Reports on standard error
+// why it failed. Free it with `byway_far_close`. A forked child does not have the range.
+// `madvise(MADV_DONTNEED)` of the range is not supported: pages that are far keep their bytes.
+//
+// # Safety
+// `lenders` has `count` addresses that end with a zero byte; `folder` is null or ends with a zero byte; `far` can be written.
+int byway_far_open(const char *const *lenders,
+                   uintptr_t count,
+                   uintptr_t bytes,
+                   uintptr_t resident_bytes,
+                   uint32_t class_,
+                   const char *folder,
+                   struct byway_far **far);
+
+// The start of the range, at a page boundary; null if `far` is. Valid until `byway_far_close`.
+//
+// # Safety
+// `far` is null or of `byway_far_open`.
+uint8_t *byway_far_bytes(const struct byway_far *far);
+
+// The size of the range in bytes; 0 if `far` is null.
+//
+// # Safety
+// `far` is null or of `byway_far_open`.
+uintptr_t byway_far_len(const struct byway_far *far);
+
+// Writes what the pager has done to `*counters`.
+//
+// # Safety
+// `far` is of `byway_far_open`; `counters` can be written.
+int byway_far_statistics(const struct byway_far *far, struct byway_far_counters *counters);
+
+// Unmaps the range, with its contents, and frees `far`. Does nothing for null.
+//
+// # Safety
+// `far` is null or of `byway_far_open`; neither it nor its bytes are used after.
+void byway_far_close(struct byway_far *far);
 
 // Opens a node into `*node`. Free it with `byway_node_close`.
 //

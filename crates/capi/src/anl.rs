@@ -75,12 +75,9 @@ fn program() -> MutexGuard<'static, Option<Program>> {
     PROGRAM.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The program, which has begun.
+/// The program. It begins here if it has not: Barnes of SPLASH allocates memory before MAIN_INITENV.
 fn with_program<T>(use_it: impl FnOnce(&mut Program) -> T) -> T {
-    match &mut *program() {
-        Some(program) => use_it(program),
-        None => die("MAIN_INITENV comes first"),
-    }
+    use_it(program().get_or_insert_with(begin))
 }
 
 /// Calls the job, if this process has been created: before, it is alone with its memory, and needs no order.
@@ -105,13 +102,14 @@ fn flush_output() {
     unsafe { libc::fflush(std::ptr::null_mut()) };
 }
 
-/// The program begins (MAIN_INITENV). Each process of the job runs it from here to CREATE, with memory of its own.
+/// The program begins (MAIN_INITENV). Each process of the job runs it from here to CREATE, with memory of its own. Does nothing if the program
+/// has begun by another call.
 #[unsafe(no_mangle)]
 pub extern "C" fn byway_anl_begin() {
-    let mut program = program();
-    if program.is_some() {
-        die("MAIN_INITENV comes once");
-    }
+    with_program(|_| ());
+}
+
+fn begin() -> Program {
     let memory = Prepared::map().unwrap_or_else(|error| die(error));
     let (rank, ranks, bytes) = (memory.rank(), memory.ranks(), memory.len());
     if bytes <= ALLOCATED_FIRST {
@@ -121,14 +119,15 @@ pub extern "C" fn byway_anl_begin() {
     unsafe { allocated().write(ALLOCATED_FIRST) };
     let output = (rank > 0).then(|| silence().unwrap_or_else(|error| die(format_args!("standard output: {error}"))));
     let preparation = Some(Preparation { memory, output });
-    *program = Some(Program { preparation, rank, ranks, bytes, created: 0, next_number: NUMBER_FIRST });
+    Program { preparation, rank, ranks, bytes, created: 0, next_number: NUMBER_FIRST }
 }
 
-/// Has standard output lead nowhere; gives where it led.
+/// Has standard output lead nowhere; gives where it led. What the program has printed, and the stream still holds, goes nowhere too: rank 0
+/// prints it.
 fn silence() -> std::io::Result<OwnedFd> {
-    flush_output();
     let output = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stdout(), 0)?;
     rustix::stdio::dup2_stdout(std::fs::File::options().write(true).open("/dev/null")?)?;
+    flush_output();
     Ok(output)
 }
 

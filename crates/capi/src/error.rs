@@ -28,7 +28,7 @@ pub const BYWAY_E_REFUSED: c_int = -9;
 pub const BYWAY_E_CANCELLED: c_int = -10;
 /// The result was taken already.
 pub const BYWAY_E_TAKEN: c_int = -11;
-/// This process is the child of the one that opened the node: open another node.
+/// This process is a forked child of the one that opened the node, or joined the job: open another node here; call the job in the parent.
 pub const BYWAY_E_FORKED: c_int = -12;
 /// The kernel refused: no memory, no descriptors, no such address, or no listener there.
 pub const BYWAY_E_SYSTEM: c_int = -13;

@@ -42,7 +42,7 @@ pub(crate) fn deadline(timeout_ms: i64) -> Deadline {
 
 /// # Safety
 /// `text` is null or ends with a zero byte.
-unsafe fn address(text: *const c_char) -> Result<Address, Code> {
+pub(crate) unsafe fn address(text: *const c_char) -> Result<Address, Code> {
     if text.is_null() {
         return Err(Code(BYWAY_E_INVALID));
     }

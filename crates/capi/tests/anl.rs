@@ -11,13 +11,14 @@ use byway_dsm::launch::{JobEnd, Launch, Stream};
 use c_programs::{can_run_jobs, compile, folder, library};
 
 /// The programs, with sizes that end soon. The first argument of each is the number of processes.
-const PROGRAMS: [(&str, &[&str]); 6] = [
+const PROGRAMS: [(&str, &[&str]); 7] = [
     ("sor", &["100", "4"]),
     ("lu", &["128"]),
     ("fft", &["32"]),
     ("radix", &["20000"]),
     ("is", &["20000"]),
     ("tsp", &["10"]),
+    ("matrix", &["60"]),
 ];
 
 fn source(name: &str) -> std::path::PathBuf {
@@ -118,6 +119,7 @@ static void work(void) {
         exit(4);
 }
 int main(void) {
+    printf("starts\n");
     MAIN_INITENV(, 80000000)
     printf("begins\n");
     global = (struct global *)G_MALLOC(sizeof(struct global));
@@ -141,8 +143,56 @@ int main(void) {
     let Some((_text, _out, program)) = compile_text(text) else { return };
     for consistency in [Consistency::Sequential, Consistency::Release] {
         let (end, output, errors) = run(&program, 3, consistency, &[]);
-        assert_eq!((end, output), (JobEnd::Well, vec!["begins".to_owned(), "43 7".to_owned()]), "{errors:?}");
+        let all = ["starts", "begins", "43 7"].map(str::to_owned).to_vec();
+        assert_eq!((end, output), (JobEnd::Well, all), "{errors:?}");
     }
+}
+
+/// As Barnes of SPLASH does.
+#[test]
+fn a_program_may_allocate_memory_before_it_says_that_it_begins() {
+    if !can_run_jobs() {
+        return;
+    }
+    let text = r#"
+MAIN_ENV
+static long *word;
+static void work(void) { *word *= 2; }
+int main(void) {
+    word = (long *)G_MALLOC(sizeof(long));
+    *word = 21;
+    MAIN_INITENV(, 80000000)
+    CREATE(work, 1)
+    printf("%ld\n", *word);
+    WAIT_FOR_END(1)
+    MAIN_END
+}
+"#;
+    let Some((_text, _out, program)) = compile_text(text) else { return };
+    let (end, output, errors) = run(&program, 1, Consistency::Sequential, &[]);
+    assert_eq!((end, output), (JobEnd::Well, vec!["42".to_owned()]), "{errors:?}");
+}
+
+/// As Barnes and FMM of SPLASH do.
+#[test]
+fn a_program_may_define_bool_itself() {
+    if !can_run_jobs() {
+        return;
+    }
+    let text = r#"
+typedef enum { false, true } bool;
+MAIN_ENV
+static bool is_done;
+int main(void) {
+    MAIN_INITENV(, 80000000)
+    is_done = true;
+    printf("%d\n", is_done == true);
+    MAIN_END
+}
+"#;
+    let Some((_text, _out, program)) = compile_text(text) else { return };
+    let (end, output, errors) = run(&program, 1, Consistency::Sequential, &[]);
+    assert_eq!((end, output), (JobEnd::Well, vec!["1".to_owned()]), "{errors:?}");
 }
 
 #[test]

@@ -10,8 +10,18 @@ use c_programs::{can_run_jobs, compile, folder, library};
 #[path = "../install.rs"]
 mod install;
 
-const FILES: [&str; 9] =
-    ["dsm.rs", "anl.rs", "error.rs", "node.rs", "memory.rs", "operation.rs", "group.rs", "call.rs", "feedback.rs"];
+const FILES: [&str; 10] = [
+    "dsm.rs",
+    "anl.rs",
+    "error.rs",
+    "far.rs",
+    "node.rs",
+    "memory.rs",
+    "operation.rs",
+    "group.rs",
+    "call.rs",
+    "feedback.rs",
+];
 
 /// The source of an example.
 fn example(name: &str) -> PathBuf {
@@ -26,6 +36,9 @@ fn header() -> String {
         documentation_style: cbindgen::DocumentationStyle::C99,
         header: Some("/* Nodes of byway. Made from crates/capi by its tests; not to be edited. */".to_owned()),
         style: cbindgen::Style::Tag,
+        // No stdbool.h: old programs, those of SPLASH among them, define `bool` themselves.
+        no_includes: true,
+        sys_includes: ["stddef.h", "stdint.h"].map(str::to_owned).to_vec(),
         ..cbindgen::Config::default()
     };
     let mut builder = cbindgen::Builder::new().with_config(config);
@@ -57,16 +70,37 @@ fn run_example(name: &str, libraries: &Path, arguments: &[String]) -> Option<Str
 
 #[test]
 fn processes_in_c_share_memory() {
-    use byway_dsm::launch::{JobEnd, Launch};
+    use byway_dsm::launch::{CheckpointFolder, JobEnd, Launch};
     if !can_run_jobs() {
         return;
     }
     let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
     let Some((_folder, program)) = compile(&example("shared"), &arguments) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    for (resume, count) in [(false, 300), (true, 600), (true, 900)] {
+        let checkpoint = Some(CheckpointFolder { folder: folder.path().to_owned(), resume });
+        let job = Launch { checkpoint, ..Launch::new(3, &program) }.start().unwrap();
+        let mut lines = Vec::new();
+        let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        assert_eq!((end, lines), (JobEnd::Well, vec![format!("3 processes counted to {count}")]));
+    }
+}
+
+/// Process 1 takes messages in `byway_dsm_poll` alone: a quarter of this keep-alive is hours.
+#[test]
+fn a_process_that_computes_in_c_answers_at_its_safe_points() {
+    use byway_dsm::Waits;
+    use byway_dsm::launch::{JobEnd, Launch};
+    use byway_dsm::limits::KEEP_ALIVE_MAX;
+    if !can_run_jobs() {
+        return;
+    }
+    let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
+    let Some((_folder, program)) = compile(&example("points"), &arguments) else { return };
+    let job = Launch { waits: Waits::Points, keep_alive: KEEP_ALIVE_MAX, ..Launch::new(2, &program) };
     let mut lines = Vec::new();
-    let job = Launch::new(3, program).start().unwrap();
-    let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
-    assert_eq!((end, lines), (JobEnd::Well, vec!["3 processes counted to 300".to_owned()]));
+    let end = job.start().unwrap().wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
+    assert_eq!((end, lines), (JobEnd::Well, vec!["42".to_owned()]));
 }
 
 const EXAMPLES: [(&str, &str); 2] =

@@ -1,88 +1,172 @@
-//! Litmus programs between the first two processes of a job: `byway dsm run -n 2 -- litmus 10000`. Each round has words of its own on two
-//! pages that both processes have had, and the processes start it as close together as a turn-taking word allows.
+//! Litmus programs between the first processes of a job: `byway dsm run -n 4 -- litmus 10000`. Each round has words of its own on two
+//! pages that all processes have had. The processes start it behind a barrier, and some of them a moment later than others. Programs with more
+//! sides than the job has processes are left out.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, fence};
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use byway_dsm::Job;
 
 type Error = Box<dyn std::error::Error>;
 
-/// What one process does in a round, with the words x and y: what it has loaded.
-type Side = fn(&AtomicU64, &AtomicU64, u64) -> [bool; 2];
+/// A word, in one round. It is 0 until a side sets it to 1 or 2. Neither the compiler nor the processor reorders its accesses, except for a
+/// load behind a store.
+#[derive(Clone, Copy)]
+struct Word<'a> {
+    word: &'a AtomicU64,
+    round: u64,
+}
+
+impl Word<'_> {
+    /// Gives what a side that only stores has loaded.
+    fn set(self, value: u64) -> [u64; 2] {
+        self.word.store(4 * self.round + value, Ordering::Release);
+        [0; 2]
+    }
+
+    fn get(self) -> u64 {
+        let word = self.word.load(Ordering::Acquire);
+        if word / 4 == self.round { word % 4 } else { 0 }
+    }
+}
+
+/// What one process does in a round: what it has loaded.
+type Side = fn(Word<'_>, Word<'_>) -> [u64; 2];
+
+/// The processes that the largest program has.
+const SIDES_MAX: usize = 4;
+
+/// What the sides have loaded, and the words at the end.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Outcome {
+    loads: [[u64; 2]; SIDES_MAX],
+    x: u64,
+    y: u64,
+}
 
 struct Litmus {
     name: &'static str,
-    sides: [Side; 2],
-    /// By what the first side has loaded, and the second.
-    forbids: fn([bool; 2], [bool; 2]) -> bool,
+    sides: &'static [Side],
+    forbids: fn(&Outcome) -> bool,
 }
 
-/// Whether a word has this round's value.
-fn new(word: &AtomicU64, round: u64) -> bool {
-    word.load(Relaxed) == round
+fn full_fence() {
+    fence(Ordering::SeqCst);
 }
 
-const ALL: [Litmus; 4] = [
+/// The catalogue of the x86-TSO paper (Owens, Sarkar and Sewell, 2009) for two words. A load may overtake a store on these processors, so SB and R
+/// forbid nothing without a fence.
+const ALL: [Litmus; 9] = [
     Litmus {
         name: "MP",
-        sides: [
-            |x, y, round| {
-                x.store(round, Relaxed);
-                y.store(round, std::sync::atomic::Ordering::Release);
-                [false; 2]
+        sides: &[
+            |x, y| {
+                x.set(1);
+                y.set(1)
             },
-            |x, y, round| {
-                let first = y.load(std::sync::atomic::Ordering::Acquire) == round;
-                [first, new(x, round)]
+            |x, y| [y.get(), x.get()],
+        ],
+        forbids: |seen| seen.loads[1] == [1, 0],
+    },
+    Litmus {
+        name: "SB",
+        sides: &[
+            |x, y| {
+                x.set(1);
+                [y.get(), 0]
+            },
+            |x, y| {
+                y.set(1);
+                [x.get(), 0]
             },
         ],
-        forbids: |_, [y, x]| y && !x,
+        forbids: |_| false,
     },
     Litmus {
         name: "SB with fences",
-        sides: [
-            |x, y, round| {
-                x.store(round, Relaxed);
-                fence(std::sync::atomic::Ordering::SeqCst);
-                [new(y, round), false]
+        sides: &[
+            |x, y| {
+                x.set(1);
+                full_fence();
+                [y.get(), 0]
             },
-            |x, y, round| {
-                y.store(round, Relaxed);
-                fence(std::sync::atomic::Ordering::SeqCst);
-                [new(x, round), false]
+            |x, y| {
+                y.set(1);
+                full_fence();
+                [x.get(), 0]
             },
         ],
-        forbids: |[y, _], [x, _]| !y && !x,
+        forbids: |seen| seen.loads[0][0] == 0 && seen.loads[1][0] == 0,
     },
     Litmus {
         name: "LB",
-        sides: [
-            |x, y, round| {
-                let seen = x.load(std::sync::atomic::Ordering::Acquire) == round;
-                y.store(round, Relaxed);
-                [seen, false]
+        sides: &[
+            |x, y| {
+                let seen = x.get();
+                y.set(1);
+                [seen, 0]
             },
-            |x, y, round| {
-                let seen = y.load(std::sync::atomic::Ordering::Acquire) == round;
-                x.store(round, Relaxed);
-                [seen, false]
+            |x, y| {
+                let seen = y.get();
+                x.set(1);
+                [seen, 0]
             },
         ],
-        forbids: |[x, _], [y, _]| x && y,
+        forbids: |seen| seen.loads[0][0] == 1 && seen.loads[1][0] == 1,
+    },
+    Litmus {
+        name: "R with fences",
+        sides: &[
+            |x, y| {
+                x.set(1);
+                y.set(1)
+            },
+            |x, y| {
+                y.set(2);
+                full_fence();
+                [x.get(), 0]
+            },
+        ],
+        forbids: |seen| seen.y == 2 && seen.loads[1][0] == 0,
+    },
+    Litmus {
+        name: "S",
+        sides: &[
+            |x, y| {
+                x.set(2);
+                y.set(1)
+            },
+            |x, y| {
+                let seen = y.get();
+                x.set(1);
+                [seen, 0]
+            },
+        ],
+        forbids: |seen| seen.loads[1][0] == 1 && seen.x == 2,
+    },
+    Litmus {
+        name: "2+2W",
+        sides: &[
+            |x, y| {
+                x.set(1);
+                y.set(2)
+            },
+            |x, y| {
+                y.set(1);
+                x.set(2)
+            },
+        ],
+        forbids: |seen| seen.x == 1 && seen.y == 1,
     },
     Litmus {
         name: "CoRR",
-        sides: [
-            |x, _, round| {
-                x.store(round, Relaxed);
-                [false; 2]
-            },
-            |x, _, round| {
-                let first = new(x, round);
-                [first, new(x, round)]
-            },
-        ],
-        forbids: |_, [first, second]| first && !second,
+        sides: &[|x, _| x.set(1), |x, _| [x.get(), x.get()]],
+        forbids: |seen| seen.loads[1] == [1, 0],
+    },
+    Litmus {
+        name: "IRIW",
+        sides: &[|x, _| x.set(1), |_, y| y.set(1), |x, y| [x.get(), y.get()], |x, y| [y.get(), x.get()]],
+        forbids: |seen| seen.loads[2] == [1, 0] && seen.loads[3] == [1, 0],
     },
 ];
 
@@ -102,45 +186,64 @@ fn main() -> std::process::ExitCode {
 fn run() -> Result<(), Error> {
     let rounds: u64 = std::env::args().nth(1).map_or(Ok(1000), |text| text.parse())?;
     let job = Job::join()?;
-    let words = job.segment("litmus", 6 * PAGE * 8)?.words();
-    let (me, seen) = (usize::from(job.rank()), &words[4 * PAGE..]);
-    for litmus in &ALL {
-        let (mut forbidden, mut kinds) = (0, std::collections::BTreeSet::new());
-        for round in 1..=rounds / ALL.len() as u64 {
-            let (x, y) = (&words[round as usize % PAGE], &words[PAGE + round as usize % PAGE]);
-            // Both have read both pages, and go on when the other has come.
-            let _ = (x.load(Relaxed), y.load(Relaxed));
-            job.barrier(0)?;
-            if me < 2 {
-                let [first, second] = litmus.sides[me](x, y, round);
-                seen[me * PAGE].store(u64::from(first) + 2 * u64::from(second), Relaxed);
-            }
-            job.barrier(1)?;
-            if me == 0 {
-                let of = |side: usize| seen[side * PAGE].load(Relaxed);
-                let pair = |bits: u64| [bits & 1 != 0, bits & 2 != 0];
-                forbidden += u64::from((litmus.forbids)(pair(of(0)), pair(of(1))));
-                kinds.insert((of(0), of(1)));
-                x.store(0, Relaxed);
-                y.store(0, Relaxed);
-            }
-            job.barrier(2)?;
-        }
-        if me == 0 {
-            report(litmus.name, kinds.len(), forbidden);
-        }
+    let words = job.segment("litmus", (3 + SIDES_MAX) * PAGE * 8)?.words();
+    let fit: Vec<&Litmus> = ALL.iter().filter(|litmus| litmus.sides.len() <= usize::from(job.ranks())).collect();
+    for litmus in &fit {
+        run_litmus(&job, litmus, words, rounds / fit.len() as u64)?;
     }
     let counter = &words[2 * PAGE];
     let each = rounds / 20;
     for _ in 0..each {
         let _guard = job.lock(7)?;
-        counter.store(counter.load(Relaxed) + 1, Relaxed);
+        counter.store(counter.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
     }
     job.barrier(0)?;
-    if me == 0 {
-        report("lock", 1, each * u64::from(job.ranks()) - counter.load(Relaxed));
+    if job.rank() == 0 {
+        report("lock", 1, each * u64::from(job.ranks()) - counter.load(Ordering::Relaxed));
     }
     Ok(job.finish()?)
+}
+
+fn run_litmus(job: &Job, litmus: &Litmus, words: &[AtomicU64], rounds: u64) -> Result<(), Error> {
+    let (me, seen) = (usize::from(job.rank()), &words[3 * PAGE..]);
+    let (mut forbidden, mut kinds) = (0, BTreeSet::new());
+    for round in 1..=rounds {
+        let word = |page: usize| Word { word: &words[page * PAGE + round as usize % PAGE], round };
+        let (x, y) = (word(0), word(1));
+        // All have read both pages, and go on when the others have come.
+        let _ = (x.get(), y.get());
+        job.barrier(0)?;
+        if let Some(side) = litmus.sides.get(me) {
+            stagger(me, litmus.sides.len(), round);
+            let [first, second] = side(x, y);
+            seen[me * PAGE].store(4 * first + second, Ordering::Relaxed);
+        }
+        job.barrier(1)?;
+        if me == 0 {
+            let mut loads = [[0; 2]; SIDES_MAX];
+            for (side, loads) in loads.iter_mut().enumerate().take(litmus.sides.len()) {
+                let seen = seen[side * PAGE].load(Ordering::Relaxed);
+                *loads = [seen / 4, seen % 4];
+            }
+            let outcome = Outcome { loads, x: x.get(), y: y.get() };
+            forbidden += u64::from((litmus.forbids)(&outcome));
+            kinds.insert(outcome);
+            x.word.store(0, Ordering::Relaxed);
+            y.word.store(0, Ordering::Relaxed);
+        }
+        job.barrier(2)?;
+    }
+    if me == 0 {
+        report(litmus.name, kinds.len(), forbidden);
+    }
+    Ok(())
+}
+
+/// Holds one side back, by turns and for up to some 20 us: the process that manages a barrier passes it first.
+fn stagger(me: usize, sides: usize, round: u64) {
+    if me != round as usize % sides {
+        (0..round * 7919 % 64 * 10 * (1 + me as u64 / 2)).for_each(|_| std::hint::spin_loop());
+    }
 }
 
 fn report(name: &str, kinds: usize, forbidden: u64) {

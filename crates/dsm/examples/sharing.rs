@@ -1,5 +1,5 @@
-//! False sharing: `byway dsm run -n 2 --consistency rc -- sharing 1000`. The processes store to words of one page that take turns, and meet at a
-//! barrier after each round. With `sc` the page goes from one to the other for each few stores, with `rc` once a round.
+//! False sharing: `byway dsm run -n 2 --consistency rc -- sharing 1000`. The processes store to words of one page (or of as many as a second
+//! number says) that take turns, and meet at a barrier after each round. With `sc` the page goes from one to the other for each few stores, with `rc` once a round.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -19,10 +19,11 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run() -> Result<(), Error> {
-    let rounds = std::env::args().nth(1).map_or(Ok(100), |text| text.parse::<u64>())?;
+    let number = |place, default| std::env::args().nth(place).map_or(Ok(default), |text| text.parse::<u64>());
+    let (rounds, pages) = (number(1, 100)?, number(2, 1)? as usize);
     let job = Job::join()?;
     let (rank, ranks) = (usize::from(job.rank()), usize::from(job.ranks()));
-    let words = job.segment("words", PAGE_BYTES)?.words();
+    let words = job.segment("words", pages * PAGE_BYTES)?.words();
     job.barrier(0)?;
     let began = std::time::Instant::now();
     for _ in 0..rounds {

@@ -1,5 +1,8 @@
 //! Red-black successive over-relaxation on a grid: `byway dsm run -n 4 -- sor 256 20`. Each process has a band of rows and reads the
 //! rows beside it; process 0 compares with the grid that it computes alone.
+//!
+//! With a third number it writes a checkpoint every so many steps, and `--resume` goes on behind the last one:
+//! `byway dsm run -n 4 --checkpoint DIR -- sor 256 20 5`.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -44,20 +47,36 @@ fn main() -> std::process::ExitCode {
 fn run() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<usize>());
     let (size, steps) = (arguments.next().unwrap_or(Ok(128))?, arguments.next().unwrap_or(Ok(10))?);
+    let every = arguments.next().unwrap_or(Ok(usize::MAX))?;
     let job = Job::join()?;
     let (rank, ranks) = (usize::from(job.rank()), usize::from(job.ranks()));
     let grid = job.segment("grid", size * size * 8)?.words();
-    for row in size * rank / ranks..size * (rank + 1) / ranks {
-        begin(grid, size, row);
+    // What a resumed program has to know besides the grid.
+    let done = &job.segment("steps done", size_of::<u64>())?.words()[0];
+    if job.is_resumed() {
+        println!("resumes behind step {}", done.load(Relaxed));
+    } else {
+        (size * rank / ranks..size * (rank + 1) / ranks).for_each(|row| begin(grid, size, row));
     }
     job.barrier(0)?;
+    let first = done.load(Relaxed) as usize;
     let inner = size - 2;
     let own = 1 + inner * rank / ranks..1 + inner * (rank + 1) / ranks;
     let began = std::time::Instant::now();
-    for _ in 0..steps {
+    for step in first + 1..=steps {
         for colour in 0..2 {
-            own.clone().for_each(|row| relax(grid, size, row, colour));
+            for row in own.clone() {
+                relax(grid, size, row, colour);
+                job.poll();
+            }
             job.barrier(1)?;
+        }
+        if step % every == 0 {
+            if rank == 0 {
+                done.store(step as u64, Relaxed);
+            }
+            // The one before is still there, so the job goes on.
+            job.checkpoint().map_or_else(|error| eprintln!("sor: step {step}: {error}"), drop);
         }
     }
     let took = began.elapsed();

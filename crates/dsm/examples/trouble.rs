@@ -27,7 +27,12 @@ fn main() -> std::process::ExitCode {
         "stranger" => stranger(),
         "signals" => signals(),
         "steps" => steps(),
-        _ => Err("it knows leave, child, behind, between, drop, pin, stranger, signals and steps".into()),
+        "daemon" => daemon(),
+        "fork" => fork(),
+        "address" => address(),
+        "sizes" => sizes(),
+        "refused" => refused(),
+        _ => Err("it knows the names of its functions".into()),
     };
     done.map_or_else(
         |error| {
@@ -56,6 +61,105 @@ fn child() -> Done {
         std::process::exit(3);
     }
     Ok(job.finish()?)
+}
+
+/// Rank 1 leaves a child in a session of its own.
+fn daemon() -> Done {
+    let job = Job::join()?;
+    if job.rank() == 1 {
+        println!("child {}", std::process::Command::new("setsid").args(["sleep", "600"]).spawn()?.id());
+    }
+    Ok(job.finish()?)
+}
+
+/// Rank 0 forks. A child that calls the job is refused, one that ends well takes nothing from its parent, and one that loads from a segment
+/// ends by SIGSEGV.
+fn fork() -> Done {
+    let job = Job::join()?;
+    let segment = job.segment("page", PAGE_BYTES)?;
+    let at = segment.as_ptr();
+    if job.rank() == 0 {
+        segment.words()[0].store(7, Relaxed);
+        let call = |job: &Job| i32::from(!matches!(job.lock(0), Err(byway_dsm::CallError::Forked)));
+        // SAFETY: a load of memory that the child does not have; that it ends the child is what is shown.
+        let load = |_: &Job| i32::from(unsafe { at.read_volatile() });
+        for (child, expected) in [(&call as &dyn Fn(&Job) -> i32, Some(0)), (&load, None)] {
+            // SAFETY: the child uses nothing that a thread of its parent may have locked but memory, whose lock the C library renews.
+            match unsafe { libc::fork() } {
+                0 => {
+                    let status = child(&job);
+                    drop(job);
+                    std::process::exit(status);
+                }
+                pid => {
+                    let mut status = 0;
+                    // SAFETY: the status is written here.
+                    unsafe { libc::waitpid(pid, &raw mut status, 0) };
+                    let seen = libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status));
+                    if seen != expected || expected.is_none() && libc::WTERMSIG(status) != libc::SIGSEGV {
+                        return Err(format!("a forked child ended with {status:#x}").into());
+                    }
+                }
+            }
+        }
+    }
+    job.barrier(0)?;
+    // Rank 0 still has its page, and its faults.
+    job.lock(0).map(drop)?;
+    let seen = job.segment("page", PAGE_BYTES)?.words()[0].load(Relaxed);
+    if seen != 7 {
+        return Err(format!("the word is {seen}").into());
+    }
+    Ok(job.finish()?)
+}
+
+/// Rank 1 has memory where segments lie.
+fn address() -> Done {
+    use rustix::mm::{MapFlags, ProtFlags};
+    if std::env::var("BYWAY_DSM_RANK")? == "1" {
+        let place = std::ptr::with_exposed_provenance_mut(byway_dsm::limits::AREA_ADDRESS + 5 * PAGE_BYTES);
+        let flags = MapFlags::PRIVATE | MapFlags::FIXED_NOREPLACE;
+        // SAFETY: a new mapping that replaces none.
+        unsafe { rustix::mm::mmap_anonymous(place, PAGE_BYTES, ProtFlags::READ, flags)? };
+    }
+    Ok(Job::join()?.finish()?)
+}
+
+/// The processes give a segment different sizes, and then ask for more memory than there is.
+fn sizes() -> Done {
+    let job = Job::join()?;
+    job.segment("same", PAGE_BYTES * (1 + usize::from(job.rank()))).map_or_else(|error| println!("{error}"), |_| ());
+    job.barrier(0)?;
+    println!("{}", job.segment("large", 1 << 40).err().ok_or("there is a segment of 1 TiB")?);
+    Ok(job.finish()?)
+}
+
+/// Rank 1 may not use userfaultfd, as in a container with a filter of system calls.
+fn refused() -> Done {
+    if std::env::var("BYWAY_DSM_RANK")? == "1" {
+        deny(&[libc::SYS_userfaultfd, libc::SYS_ioctl])?;
+    }
+    Ok(Job::join()?.finish()?)
+}
+
+/// These system calls fail with EPERM from now on, in this thread and those that it starts.
+fn deny(calls: &[libc::c_long]) -> std::io::Result<()> {
+    let statement = |code: u32, k: u32| libc::sock_filter { code: code as u16, jt: 0, jf: 0, k };
+    // Loads the number; for each call, skips the verdict unless it is this one.
+    let mut filter = vec![statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0)];
+    for call in calls {
+        let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+        filter.push(libc::sock_filter { jt: 0, jf: 1, ..statement(equal, *call as u32) });
+        filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32));
+    }
+    filter.push(statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW));
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the second call reads the program, which lives until then.
+    let done = unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
+            && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program) == 0
+    };
+    if done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
 }
 
 /// Rank 0 loads the word behind a segment: the last one, or one with another behind it.
@@ -140,12 +244,13 @@ fn stranger() -> Done {
         "unix" => Some(Address::Unix(place.clone())),
         _ => std::fs::read_to_string(&place).ok().and_then(|text| text.parse().ok()).map(Address::Tcp),
     };
-    let mut strangers = Vec::new();
+    let (mut strangers, mut known) = (Vec::new(), None);
     if variable("BYWAY_DSM_RANK") == "1" {
         let deadline = Instant::now() + Duration::from_secs(20);
         while strangers.len() < 2 {
             let node = Node::open(&NodeOptions::default())?;
-            let session = address().map(|at| node.connect(&at, Deadline::after(Duration::from_secs(5))));
+            known = address();
+            let session = known.as_ref().map(|at| node.connect(at, Deadline::after(Duration::from_secs(5))));
             match session {
                 Some(Ok(session)) if strangers.is_empty() => drop(node.send(session, &[7; 32], b"who is there?")?),
                 Some(Ok(_)) => {}
@@ -159,7 +264,7 @@ fn stranger() -> Done {
     let job = Job::join()?;
     if job.rank() == 1 {
         let late = Node::open(&NodeOptions::default())?;
-        let at = address().ok_or("rank 0 has no address")?;
+        let at = known.ok_or("rank 0 had no address")?;
         if late.connect(&at, Deadline::after(Duration::from_secs(5))).is_ok() {
             return Err("rank 0 accepts strangers when all have joined".into());
         }
@@ -193,6 +298,8 @@ fn steps() -> Done {
 /// The pager's thread blocks signals whose handlers a program may have, and the program's threads do not.
 fn signals() -> Done {
     let job = Job::join()?;
+    // The pager's thread runs, and has its name, when a fault was answered.
+    job.segment("signals", PAGE_BYTES)?.words()[0].store(1, Relaxed);
     let counter = AtomicU64::new(0);
     for task in std::fs::read_dir("/proc/self/task")? {
         let task = task?.path();

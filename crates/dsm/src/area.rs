@@ -80,24 +80,37 @@ impl Drop for MappedRange {
 pub(crate) struct Area {
     userfault: Userfault,
     view: MappedRange,
-    /// One page, of the pager's thread alone.
+    /// One page, of the thread that has the pager.
     stage: MappedRange,
+}
+
+/// Whether this process may handle page faults as a job's processes must. Where it lies in memory is looked at by
+/// [`Job::join`](crate::Job::join).
+///
+/// # Errors
+/// `PageSize`, `Userfault`.
+pub fn check() -> Result<(), AreaError> {
+    open_userfault().map(drop)
+}
+
+fn open_userfault() -> Result<Userfault, AreaError> {
+    let page_bytes = rustix::param::page_size();
+    if page_bytes != PAGE_BYTES {
+        return Err(AreaError::PageSize(page_bytes));
+    }
+    let features = Features::WRITE_PROTECT.and(Features::MOVE);
+    // A system call that is given a buffer in a segment faults in the kernel: only where that may be handed over it works.
+    Ok(match Userfault::open(features, false) {
+        Err(OpenError::NotPermitted) => Userfault::open(features, true),
+        other => other,
+    }?)
 }
 
 impl Area {
     /// An area of so many pages, none of which the program can use yet.
     pub(crate) fn new(pages: u64) -> Result<Self, AreaError> {
-        let page_bytes = rustix::param::page_size();
-        if page_bytes != PAGE_BYTES {
-            return Err(AreaError::PageSize(page_bytes));
-        }
+        let userfault = open_userfault()?;
         let bytes = pages as usize * PAGE_BYTES;
-        let features = Features::WRITE_PROTECT.and(Features::MOVE);
-        // A system call that is given a buffer in a segment faults in the kernel: only where that may be handed over it works.
-        let userfault = match Userfault::open(features, false) {
-            Err(OpenError::NotPermitted) => Userfault::open(features, true),
-            other => other,
-        }?;
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
         let fixed = flags | MapFlags::FIXED_NOREPLACE;
         // What lies beyond the segments stays so: an access there is SIGSEGV.
@@ -130,7 +143,7 @@ impl Area {
         // SAFETY: nothing refers to the view but atomics and pointers that segments give, and the pager fills its pages with what
         // the program has stored.
         unsafe { userfault.register(range(&view), Modes::MISSING.and(Modes::WRITE_PROTECT)) }?;
-        // SAFETY: the pager's thread reads the stage only when a page was moved there.
+        // SAFETY: the thread that has the pager reads the stage only when a page was moved there.
         unsafe { userfault.register(range(&stage), Modes::MISSING) }?;
         Ok(Self { userfault, view, stage })
     }

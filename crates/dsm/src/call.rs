@@ -1,55 +1,56 @@
-//! A call of the program that the pager answers.
+//! A thread of the program that waits for an answer of the machine.
 
-use std::ops::Range;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::Thread;
 
-use byway_service::dsm::{Counters, Misuse, Outcome, Page};
+use byway_service::dsm::Outcome;
 
-/// What the pager answers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Answer {
-    Done(Outcome),
-    Misused(Misuse),
-    Counted(Counters),
+use crate::held_signals::HeldSignals;
+
+#[derive(Debug, Default)]
+struct Slot {
+    answer: Option<Outcome>,
+    /// The thread that sleeps until the answer has come: another one drives the pager.
+    sleeper: Option<Thread>,
 }
 
-/// Waited for by one thread, answered by the pager.
+/// Waited for by one thread, answered by the one that drives the pager.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Call {
-    answer: Arc<(Mutex<Option<Answer>>, Condvar)>,
+    slot: Arc<Mutex<Slot>>,
 }
 
 impl Call {
-    pub(crate) fn answer(&self, answer: Answer) {
-        let (slot, answered) = &*self.answer;
-        *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(answer);
-        answered.notify_all();
-    }
-
-    pub(crate) fn wait(&self) -> Answer {
-        let (slot, answered) = &*self.answer;
-        let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            match slot.take() {
-                Some(answer) => return answer,
-                None => slot = answered.wait(slot).unwrap_or_else(PoisonError::into_inner),
-            }
+    pub(crate) fn answer(&self, answer: Outcome) {
+        let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+        slot.answer = Some(answer);
+        if let Some(sleeper) = slot.sleeper.take() {
+            sleeper.unpark();
         }
     }
-}
 
-/// What the program asks of the pager.
-#[derive(Debug)]
-pub(crate) enum Command {
-    Lock(u32, Call),
-    Unlock(u32),
-    Barrier(u32, Call),
-    Fence(Call),
-    Fetch(Range<Page>, Call),
-    Map(Vec<u8>, u64, Call),
-    Count(Call),
-    /// Tell the others that this process leaves, and end.
-    Leave,
-    /// End at once: the others take this process for gone.
-    Cut,
+    /// The answer, if it has come.
+    pub(crate) fn take(&self) -> Option<Outcome> {
+        self.slot.lock().unwrap_or_else(PoisonError::into_inner).answer.take()
+    }
+
+    /// Sleeps until the answer has come. Handlers of signals run meanwhile, never with the lock: one that waits for a page waits for
+    /// the thread that answers here.
+    pub(crate) fn wait(&self) -> Outcome {
+        loop {
+            {
+                let _signals = HeldSignals::hold();
+                let mut slot = self.slot.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(answer) = slot.answer.take() {
+                    return answer;
+                }
+                slot.sleeper = Some(std::thread::current());
+            }
+            std::thread::park();
+        }
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.slot, &other.slot)
+    }
 }

@@ -4,10 +4,15 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use byway_fabric::node::Address;
+use byway_fabric::tls::{TlsClient, TlsServer};
 use byway_service::dsm::Consistency;
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 
-use crate::limits::{AREA_BYTES_DEFAULT, KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
+use crate::checkpoint::pages_of_segments;
+use crate::limits::{
+    AREA_BYTES_DEFAULT, KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES, PROGRAM_READ_BYTES,
+};
 
 /// The process's rank, from 0.
 pub(crate) const RANK: &str = "BYWAY_DSM_RANK";
@@ -17,20 +22,27 @@ pub(crate) const RANKS: &str = "BYWAY_DSM_RANKS";
 pub(crate) const JOB: &str = "BYWAY_DSM_JOB";
 /// The folder in which the processes find each other.
 pub(crate) const FOLDER: &str = "BYWAY_DSM_FOLDER";
-/// `shm`, `unix` or `tcp`.
+/// `shm`, `unix` or `tcp`; over several hosts `tcp` or `rdma`.
 pub(crate) const WIRE: &str = "BYWAY_DSM_WIRE";
 /// Bytes of the area.
 pub(crate) const BYTES: &str = "BYWAY_DSM_BYTES";
 
-/// Of a job over several hosts, in place of the folder: where the ranks listen by TCP, one after the other.
+/// Of a job over several hosts, in place of the folder: where the ranks listen, one after the other.
 pub(crate) const PEERS: &str = "BYWAY_DSM_PEERS";
+/// Of a job over several hosts that encrypts: the job's certificate and its key, in PEM.
+pub(crate) const TLS: &str = "BYWAY_DSM_TLS";
 /// The keep-alive, in milliseconds.
 pub(crate) const KEEP_ALIVE: &str = "BYWAY_DSM_KEEP_ALIVE";
-/// `sleep`, `poll` or `spin`.
+/// `sleep`, `poll`, `spin` or `points`.
 pub(crate) const WAITS: &str = "BYWAY_DSM_PAGER";
 
 /// `sc` or `rc`.
 pub(crate) const CONSISTENCY: &str = "BYWAY_DSM_CONSISTENCY";
+
+/// The folder for checkpoints, if the job has one.
+pub(crate) const CHECKPOINT: &str = "BYWAY_DSM_CHECKPOINT";
+/// Set: the job resumes from the checkpoint there.
+pub(crate) const RESUME: &str = "BYWAY_DSM_RESUME";
 
 /// What the pager of each process does while there is nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +54,9 @@ pub enum Waits {
     Poll,
     /// It looks again and again, and keeps a core busy.
     Spin,
+    /// It answers the program's own faults alone. Other processes are answered at the program's safe points: [`Job::poll`](crate::Job::poll),
+    /// and calls and faults that wait.
+    Points,
 }
 
 impl Waits {
@@ -51,12 +66,13 @@ impl Waits {
             Self::Sleep => "sleep",
             Self::Poll => "poll",
             Self::Spin => "spin",
+            Self::Points => "points",
         }
     }
 
     /// What has that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Sleep, Self::Poll, Self::Spin].into_iter().find(|waits| waits.name() == name)
+        [Self::Sleep, Self::Poll, Self::Spin, Self::Points].into_iter().find(|waits| waits.name() == name)
     }
 }
 
@@ -97,15 +113,25 @@ pub enum EnvironmentError {
     /// A variable holds what it cannot.
     #[error("{0} has the invalid value {1:?}: start the program by `byway dsm run`")]
     Wrong(&'static str, String),
+    /// The job's certificate or its key cannot be used.
+    #[error("{TLS} does not hold a certificate and its key: start the program by `byway dsm run`")]
+    Tls,
 }
 
 /// How processes find each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Meeting {
     /// On one machine: in this folder.
-    Folder(PathBuf),
-    /// Each rank listens at its address.
-    Addresses(Vec<SocketAddr>),
+    Folder(PathBuf, Wire),
+    /// Each rank listens at its address, of TCP or RDMA.
+    Addresses(Vec<Address>),
+}
+
+/// Where a job has its checkpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct CheckpointPlace {
+    pub(crate) folder: PathBuf,
+    pub(crate) resume: bool,
 }
 
 /// A process's place in its job.
@@ -115,18 +141,25 @@ pub(crate) struct Environment {
     pub(crate) ranks: u8,
     pub(crate) job: u64,
     pub(crate) meeting: Meeting,
-    pub(crate) wire: Wire,
-    /// Of the area.
+    /// Of all segments together.
     pub(crate) pages: u64,
     pub(crate) keep_alive: Duration,
     pub(crate) waits: Waits,
     pub(crate) consistency: Consistency,
+    pub(crate) checkpoint: Option<CheckpointPlace>,
+    /// Both sides of each session, if the job encrypts.
+    pub(crate) tls: Option<(TlsServer, TlsClient)>,
+    /// A checksum of the program, in a job over several hosts.
+    pub(crate) program: u32,
 }
 
 impl Environment {
     /// This process's.
     pub(crate) fn of_process() -> Result<Self, EnvironmentError> {
-        Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
+        let read = Self::read(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))?;
+        // On one machine different programs of a job are what its user wants.
+        let program = if matches!(read.meeting, Meeting::Addresses(_)) { checksum_of_program() } else { 0 };
+        Ok(Self { program, ..read })
     }
 
     fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, EnvironmentError> {
@@ -160,20 +193,45 @@ impl Environment {
             Some(name) => Consistency::from_name(&name).ok_or(EnvironmentError::Wrong(CONSISTENCY, name))?,
             None => Consistency::default(),
         };
-        let name = text(WIRE)?;
-        let wire = Wire::from_name(&name).ok_or(EnvironmentError::Wrong(WIRE, name))?;
+        let wire = text(WIRE)?;
         let meeting = match variable(PEERS) {
-            None => Meeting::Folder(text(FOLDER)?.into()),
+            None => {
+                let wire = Wire::from_name(&wire).ok_or(EnvironmentError::Wrong(WIRE, wire))?;
+                Meeting::Folder(text(FOLDER)?.into(), wire)
+            }
             Some(list) => {
+                let over = match &*wire {
+                    "tcp" => Address::Tcp,
+                    "rdma" => Address::Rdma,
+                    _ => return Err(EnvironmentError::Wrong(WIRE, wire)),
+                };
                 let addresses: Result<Vec<SocketAddr>, _> = list.split(',').map(str::parse).collect();
                 match addresses {
-                    Ok(all) if all.len() as u64 == ranks && wire == Wire::Tcp => Meeting::Addresses(all),
+                    Ok(all) if all.len() as u64 == ranks => Meeting::Addresses(all.into_iter().map(over).collect()),
                     _ => return Err(EnvironmentError::Wrong(PEERS, list)),
                 }
             }
         };
+        let tls = variable(TLS).map(|pem| TlsServer::of_group(pem.as_bytes()).map_err(|_| EnvironmentError::Tls));
+        let checkpoint = variable(CHECKPOINT)
+            .map(|folder| CheckpointPlace { folder: folder.into(), resume: variable(RESUME).is_some() });
         let (rank, ranks, pages) = (rank as u8, ranks as u8, bytes / PAGE_BYTES as u64);
-        Ok(Self { rank, ranks, job: number(JOB)?, meeting, wire, pages, keep_alive, waits, consistency })
+        let pages = if checkpoint.is_some() { pages_of_segments(pages) } else { pages };
+        let (job, tls) = (number(JOB)?, tls.transpose()?);
+        Ok(Self { rank, ranks, job, meeting, pages, keep_alive, waits, consistency, checkpoint, tls, program: 0 })
+    }
+}
+
+/// Of the file that this process runs; 0 if it may not be read.
+fn checksum_of_program() -> u32 {
+    use std::io::Read;
+    let Ok(mut file) = std::fs::File::open("/proc/self/exe") else { return 0 };
+    let (mut checksum, mut bytes) = (0, vec![0; PROGRAM_READ_BYTES]);
+    loop {
+        match file.read(&mut bytes) {
+            Ok(count) if count > 0 => checksum = crc32c::crc32c_append(checksum, &bytes[..count]),
+            _ => return checksum,
+        }
     }
 }
 
@@ -194,19 +252,25 @@ mod tests {
     #[test]
     fn a_process_learns_its_place() {
         let place = read(&[]).unwrap();
-        assert_eq!((place.rank, place.ranks, place.job, place.wire), (1, 2, 7, Wire::Tcp));
+        assert_eq!((place.rank, place.ranks, place.job), (1, 2, 7));
         assert_eq!(place.pages * PAGE_BYTES as u64, AREA_BYTES_DEFAULT);
         assert_eq!((place.keep_alive, place.waits), (KEEP_ALIVE_DEFAULT, Waits::Sleep));
         assert_eq!(read(&[(BYTES, Some("8192"))]).unwrap().pages, 2);
         assert_eq!(read(&[(KEEP_ALIVE, Some("2500"))]).unwrap().keep_alive, Duration::from_millis(2500));
-        assert_eq!(place.meeting, Meeting::Folder("/x".into()));
+        assert_eq!(place.meeting, Meeting::Folder("/x".into(), Wire::Tcp));
+        assert!(place.tls.is_none());
         let peers = [(FOLDER, None), (PEERS, Some("10.0.0.1:7000,[::1]:7001"))];
-        let addresses = vec!["10.0.0.1:7000".parse().unwrap(), "[::1]:7001".parse().unwrap()];
-        assert_eq!(read(&peers).unwrap().meeting, Meeting::Addresses(addresses));
-        assert_eq!(place.consistency, Consistency::Sequential);
+        let addresses = ["10.0.0.1:7000", "[::1]:7001"].map(|address| address.parse().unwrap());
+        assert_eq!(read(&peers).unwrap().meeting, Meeting::Addresses(addresses.map(Address::Tcp).to_vec()));
+        let rdma = [peers[0], peers[1], (WIRE, Some("rdma"))];
+        assert_eq!(read(&rdma).unwrap().meeting, Meeting::Addresses(addresses.map(Address::Rdma).to_vec()));
+        assert_eq!((place.consistency, place.checkpoint), (Consistency::Sequential, None));
+        let resumes = read(&[(CHECKPOINT, Some("/c")), (RESUME, Some("1"))]).unwrap().checkpoint.unwrap();
+        assert_eq!(resumes, CheckpointPlace { folder: "/c".into(), resume: true });
         assert_eq!(read(&[(CONSISTENCY, Some("rc"))]).unwrap().consistency, Consistency::Release);
         assert_eq!(read(&[(WAITS, Some("poll"))]).unwrap().waits, Waits::Poll);
         assert_eq!(read(&[(WAITS, Some("spin"))]).unwrap().waits, Waits::Spin);
+        assert_eq!(read(&[(WAITS, Some("points"))]).unwrap().waits, Waits::Points);
     }
 
     #[test]
@@ -217,6 +281,8 @@ mod tests {
             (RANKS, "0"),
             (RANKS, "65"),
             (WIRE, "smoke"),
+            // Between hosts alone.
+            (WIRE, "rdma"),
             (BYTES, "1"),
             (JOB, "x"),
             (KEEP_ALIVE, "0"),
@@ -226,5 +292,7 @@ mod tests {
         ] {
             assert_eq!(read(&[(name, Some(value))]).unwrap_err(), EnvironmentError::Wrong(name, value.to_owned()));
         }
+        // Its value is secret.
+        assert_eq!(read(&[(TLS, Some("x"))]).unwrap_err(), EnvironmentError::Tls);
     }
 }

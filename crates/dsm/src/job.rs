@@ -7,19 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-use byway_service::dsm::{Counters, JOB_BARRIERS, Machine, Misuse, Outcome, Page, SegmentRefused};
+use byway_service::dsm::{
+    Counters, JOB_BARRIERS, Machine, Misuse, Outcome, Page, PlacedSegment, SegmentRefused, Ticket,
+};
 use byway_service::limits::DSM_FETCH_PAGES_MAX;
 
 use crate::area::Area;
-use crate::call::{Answer, Call, Command};
+use crate::checkpoint::{self, Checkpoints, Manifest};
+use crate::drive::Drive;
 use crate::environment::Environment;
-use crate::join::{JoinError, join};
+use crate::join::{JoinError, join, remove_folder};
 use crate::limits::{AREA_ADDRESS, PAGE_BYTES};
-use crate::pager::{Commands, Pager};
+use crate::pager::Pager;
 use crate::sessions::Sessions;
 
-/// All have joined.
-const BARRIER_JOINED: u32 = u32::MAX;
+/// Where the job itself meets, apart from its end: when all have joined, and at checkpoints.
+pub(crate) const BARRIER_JOB: u32 = u32::MAX;
 /// All are done.
 const BARRIER_FINISHED: u32 = JOB_BARRIERS;
 
@@ -45,6 +48,20 @@ pub enum CallError {
     /// The bytes do not lie in a segment of this process.
     #[error("the range does not lie in a segment that this process has mapped")]
     Range,
+    /// The caller is no process of the job.
+    #[error("a forked child of a process of a job has no part in it")]
+    Forked,
+    /// A process could not write its part of a checkpoint.
+    #[error(
+        "rank {rank} could not write the checkpoint: {}; the checkpoint before it is still there",
+        std::io::Error::from_raw_os_error(*error)
+    )]
+    Checkpoint {
+        /// Which; 0 also if the manifest could not be written.
+        rank: u8,
+        /// The kernel's number of the error.
+        error: i32,
+    },
 }
 
 /// A process's part in a job. Threads share it.
@@ -52,10 +69,11 @@ pub enum CallError {
 pub struct Job {
     rank: u8,
     ranks: u8,
-    commands: Arc<Commands>,
+    drive: Arc<Drive>,
     area: Arc<Area>,
     /// Addresses of the segments that this process has mapped.
     segments: Mutex<Vec<Range<usize>>>,
+    checkpoints: Option<Checkpoints>,
     pager: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -69,17 +87,33 @@ impl Job {
         if JOINED.swap(true, Ordering::AcqRel) {
             return Err(JoinError::Joined);
         }
-        let area = Arc::new(Area::new(environment.pages)?);
-        let (node, sessions) = join(&environment)?;
-        let commands = Commands::new()?;
         let Environment { rank, ranks, pages, consistency, .. } = environment;
+        let resumed = match &environment.checkpoint {
+            Some(place) if place.resume => {
+                Some(Manifest::to_resume(&place.folder, usize::from(ranks), pages, consistency)?)
+            }
+            _ => None,
+        };
+        let area = Arc::new(Area::new(pages + environment.checkpoint.as_ref().map_or(0, |_| checkpoint::PAGES))?);
+        let (node, sessions) = join(&environment)?;
         let sessions = Sessions::new(node, sessions);
-        let machine = Machine::new(rank, ranks, pages, consistency);
-        let pager = Pager::new(Arc::clone(&area), sessions, Arc::clone(&commands), machine, &environment);
-        let thread = pager.start()?;
-        let job = Self { rank, ranks, commands, area, segments: Mutex::default(), pager: Mutex::new(Some(thread)) };
+        let mut machine = Machine::new(rank, ranks, pages, consistency);
+        if let (0, Some(manifest)) = (rank, &resumed) {
+            machine.place_segments(manifest.segments.clone());
+        }
+        let pager = Pager::new(Arc::clone(&area), sessions, machine, &environment)?;
+        let drive = Drive::new(pager, environment.waits)?;
+        let pager = Mutex::new(Some(drive.start()?));
+        let place = environment.checkpoint.as_ref();
+        let checkpoints =
+            place.map(|place| Checkpoints::new(place.folder.clone(), consistency, pages, resumed.as_ref()));
+        let job = Self { rank, ranks, drive, area, segments: Mutex::default(), checkpoints, pager };
         // Until then a rank could be named to one that has no session with it yet.
-        let _ = job.meet(BARRIER_JOINED);
+        let _ = job.meet_of_job();
+        remove_folder(&environment);
+        if let (Some(place), Some(manifest)) = (place, resumed) {
+            job.resume(&place.folder, &manifest)?;
+        }
         Ok(job)
     }
 
@@ -100,24 +134,47 @@ impl Job {
     /// `Segment`; `Misuse` of a name or size; `Memory`.
     pub fn segment(&self, name: &str, bytes: usize) -> Result<Segment<'_>, CallError> {
         let pages = bytes.div_ceil(PAGE_BYTES) as u64;
-        match self.call(|call| Command::Map(name.as_bytes().to_vec(), pages, call))? {
+        // The name may lie in a segment, and the pager waits for none.
+        let name = name.as_bytes().to_vec();
+        match self.call(|machine, ticket| machine.map(&name, pages, ticket))? {
             Outcome::Mapped { first, pages } => {
-                self.area
-                    .open_segment(first, pages)
-                    .map_err(|error| CallError::Memory(std::io::Error::from(error).kind()))?;
-                let at = AREA_ADDRESS + first as usize * PAGE_BYTES;
-                let bytes = pages as usize * PAGE_BYTES;
+                let segment = self.open(first, pages)?;
+                let range = segment.at..segment.at + segment.bytes;
                 let mut segments = self.segments.lock().unwrap_or_else(PoisonError::into_inner);
-                if !segments.contains(&(at..at + bytes)) {
-                    segments.push(at..at + bytes);
+                if !segments.contains(&range) {
+                    segments.push(range);
                 }
-                Ok(Segment { at, bytes, job: PhantomData })
+                Ok(segment)
             }
             Outcome::Refused(refused) => Err(refused.into()),
             Outcome::Locked | Outcome::Passed | Outcome::Fenced | Outcome::Fetched => {
                 unreachable!("the machine answers a call with its own outcome")
             }
         }
+    }
+
+    /// Lets this process use pages.
+    pub(crate) fn open(&self, first: Page, pages: u64) -> Result<Segment<'_>, CallError> {
+        let opened = self.area.open_segment(first, pages);
+        opened.map_err(|error| CallError::Memory(std::io::Error::from(error).kind()))?;
+        let (at, bytes) = (AREA_ADDRESS + first as usize * PAGE_BYTES, pages as usize * PAGE_BYTES);
+        Ok(Segment { at, bytes, job: PhantomData })
+    }
+
+    /// The words of a page that this process may use.
+    pub(crate) fn words_of(&self, page: Page) -> &[AtomicU64] {
+        Segment { at: AREA_ADDRESS + page as usize * PAGE_BYTES, bytes: PAGE_BYTES, job: PhantomData }.words()
+    }
+
+    /// The pages whose home this rank is; at rank 0 all segments.
+    pub(crate) fn image(&self) -> (Vec<Page>, Vec<PlacedSegment>) {
+        let mut image = Default::default();
+        self.drive.tell(|pager| image = pager.image());
+        image
+    }
+
+    pub(crate) fn checkpoints(&self) -> Option<&Checkpoints> {
+        self.checkpoints.as_ref()
     }
 
     /// The segment of this process in which an address lies.
@@ -133,7 +190,7 @@ impl Job {
     /// `Misuse`: too many calls wait.
     pub fn lock(&self, lock: u32) -> Result<LockGuard<'_>, CallError> {
         self.acquire(lock)?;
-        Ok(LockGuard { commands: &self.commands, lock })
+        Ok(LockGuard { drive: &self.drive, lock })
     }
 
     /// As [`Job::lock`], for callers without guards: the lock is theirs until [`Job::release`].
@@ -141,12 +198,12 @@ impl Job {
     /// # Errors
     /// As there.
     pub fn acquire(&self, lock: u32) -> Result<(), CallError> {
-        self.call(|call| Command::Lock(lock, call)).map(|_| ())
+        self.call(|machine, ticket| machine.lock(lock, ticket)).map(|_| ())
     }
 
     /// Gives a lock of [`Job::acquire`] back. One that this process does not have is left alone.
     pub fn release(&self, lock: u32) {
-        self.commands.push(Command::Unlock(lock));
+        let _ = self.drive.tell(|pager| pager.unlock(lock));
     }
 
     /// Waits until every process has reached the barrier. One thread of each does.
@@ -168,7 +225,7 @@ impl Job {
     /// `Misuse`: too many calls wait.
     pub fn fence(&self) -> Result<(), CallError> {
         std::sync::atomic::fence(Ordering::SeqCst);
-        self.call(Command::Fence).map(|_| ())
+        self.call(Machine::fence).map(|_| ())
     }
 
     /// Brings bytes of a segment here: those of its pages that are not here are asked for at once, where loads would wait for one after the other.
@@ -184,19 +241,20 @@ impl Job {
         let end = page(bytes.end.next_multiple_of(PAGE_BYTES));
         for first in (page(bytes.start)..end).step_by(DSM_FETCH_PAGES_MAX) {
             let pages = first..end.min(first + DSM_FETCH_PAGES_MAX as Page);
-            self.call(|call| Command::Fetch(pages, call))?;
+            self.call(|machine, ticket| machine.fetch(pages, ticket))?;
         }
         Ok(())
     }
 
-    /// What this process has counted.
+    /// A safe point of a program that computes: with [`Waits::Points`](crate::Waits::Points), answers other processes that have asked this one for
+    /// something (a look of 0.5 us if none has). Otherwise it does nothing.
+    pub fn poll(&self) {
+        self.drive.poll();
+    }
+
+    /// What this process has counted; nothing in a forked child.
     pub fn counters(&self) -> Counters {
-        let call = Call::default();
-        self.commands.push(Command::Count(call.clone()));
-        match call.wait() {
-            Answer::Counted(counters) => counters,
-            Answer::Done(_) | Answer::Misused(_) => Counters::default(),
-        }
+        self.drive.counters()
     }
 
     /// Waits until every process is here, and leaves the job. A process that ends without this ends the job for all.
@@ -205,33 +263,27 @@ impl Job {
     /// None that the program could mend.
     pub fn finish(self) -> Result<(), CallError> {
         self.meet(BARRIER_FINISHED)?;
-        self.end(Command::Leave);
+        self.end(true);
         Ok(())
     }
 
-    /// All have the memory that rank 0 has prepared.
-    pub(crate) fn meet_prepared(&self) -> Result<(), CallError> {
-        self.meet(BARRIER_JOINED)
+    /// Waits for all processes, at the job's own barrier.
+    pub(crate) fn meet_of_job(&self) -> Result<(), CallError> {
+        self.meet(BARRIER_JOB)
     }
 
     fn meet(&self, barrier: u32) -> Result<(), CallError> {
-        self.call(|call| Command::Barrier(barrier, call)).map(|_| ())
+        self.call(|machine, ticket| machine.barrier(barrier, ticket)).map(|_| ())
     }
 
-    fn call(&self, command: impl FnOnce(Call) -> Command) -> Result<Outcome, CallError> {
-        let call = Call::default();
-        self.commands.push(command(call.clone()));
-        match call.wait() {
-            Answer::Done(outcome) => Ok(outcome),
-            Answer::Misused(misuse) => Err(misuse.into()),
-            Answer::Counted(_) => unreachable!("the pager answers a call with an outcome"),
-        }
+    fn call(&self, begin: impl FnOnce(&mut Machine, Ticket) -> Result<(), Misuse>) -> Result<Outcome, CallError> {
+        self.drive.call(begin)
     }
 
-    fn end(&self, command: Command) {
+    fn end(&self, says_so: bool) {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(pager) = pager {
-            self.commands.push(command);
+        if let Some(pager) = pager.filter(|_| !self.drive.is_of_parent()) {
+            self.drive.end(says_so);
             let _ = pager.join();
         }
     }
@@ -239,8 +291,13 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.end(Command::Cut);
-        debug_assert_eq!(Arc::strong_count(&self.area), 1, "the pager has ended");
+        self.end(false);
+        if self.drive.is_of_parent() {
+            // Nothing of the parent's is closed or unmapped.
+            let _ = (Arc::into_raw(Arc::clone(&self.drive)), Arc::into_raw(Arc::clone(&self.area)));
+            return;
+        }
+        debug_assert_eq!(Arc::strong_count(&self.drive), 1, "the pager's thread has ended");
     }
 }
 
@@ -280,12 +337,12 @@ impl<'job> Segment<'job> {
 /// A lock that this process has.
 #[derive(Debug)]
 pub struct LockGuard<'job> {
-    commands: &'job Commands,
+    drive: &'job Drive,
     lock: u32,
 }
 
 impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
-        self.commands.push(Command::Unlock(self.lock));
+        let _ = self.drive.tell(|pager| pager.unlock(self.lock));
     }
 }

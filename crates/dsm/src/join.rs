@@ -3,13 +3,19 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use byway_fabric::node::{Address, Deadline, Node, NodeError, NodeOptions, Op, Outcome, Session};
+use byway_fabric::CloseReason;
+use byway_fabric::node::{Address, Deadline, Node, NodeError, NodeOptions, Op, OpError, Outcome, Session};
+use byway_fabric::tls::ServerTls;
+use byway_fabric::wire::RefuseCode;
+use byway_reactor::Errno;
 use byway_service::dsm::Rank;
 use byway_service::dsm::wire::{Message, VERSION};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::area::AreaError;
+use crate::checkpoint::CheckpointError;
 use crate::environment::{Environment, EnvironmentError, Meeting, Wire};
+use crate::job::CallError;
 use crate::limits::{JOIN_PAUSE, JOIN_TIME_MAX, MESSAGES, NODE_FRAME_BYTES, STRANGERS_MAX};
 
 /// Why a process could not join its job.
@@ -32,7 +38,7 @@ pub enum JoinError {
     #[error("the process cannot listen at {address}: {error}; give its host another port")]
     Listen {
         /// Which.
-        address: SocketAddr,
+        address: Address,
         /// Why not.
         error: NodeError,
     },
@@ -45,11 +51,32 @@ pub enum JoinError {
     /// What listens in a rank's place is no rank of this job.
     #[error("another program, or another version of byway, listens at the address of a process of this job")]
     Stranger,
+    /// Not both ends have the job's certificate and key.
+    #[error(
+        "rank {rank} and this process have no key in common: {error}; start all processes by one `byway dsm run`, with the same byway on all hosts"
+    )]
+    Key {
+        /// What listens in its place.
+        rank: Rank,
+        /// What failed.
+        error: CloseReason,
+    },
     /// A rank was started for the same job with other options.
     #[error(
         "rank {0} was started with another --consistency or --memory: give all processes of a job the same environment"
     )]
     OtherOptions(Rank),
+    /// A rank on another host runs another program, or another build of it.
+    #[error(
+        "rank {0} runs another program than this process, or another build of it: install the same file on all hosts"
+    )]
+    OtherProgram(Rank),
+    /// The checkpoint cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The segments of the checkpoint cannot be had.
+    #[error("the job cannot resume: {0}")]
+    Resume(#[from] CallError),
 }
 
 fn until(deadline: std::time::Instant) -> Deadline {
@@ -66,6 +93,7 @@ pub(crate) fn join(environment: &Environment) -> Result<(Node, Vec<Option<Sessio
         frame_bytes: NODE_FRAME_BYTES,
         messages: MESSAGES,
         keep_alive: environment.keep_alive,
+        tls: environment.tls.as_ref().map_or(ServerTls::Off, |(server, _)| ServerTls::Required(server.clone())),
         ..NodeOptions::default()
     };
     let node = Node::open(&options)?;
@@ -88,7 +116,19 @@ pub(crate) fn join(environment: &Environment) -> Result<(Node, Vec<Option<Sessio
     accept_higher(&node, environment, &mut sessions, deadline)?;
     // Strangers that connect from now on would take the pager's time.
     node.stop_listening()?;
+    if let Meeting::Folder(folder, _) = &environment.meeting {
+        // Some are gone with the listener.
+        let _ = std::fs::remove_file(place(folder, environment.rank));
+    }
     Ok((node, sessions))
+}
+
+/// All have joined: nothing of the job lies in the file system any more, however it ends.
+pub(crate) fn remove_folder(environment: &Environment) {
+    if let (0, Meeting::Folder(folder, _)) = (environment.rank, &environment.meeting) {
+        // One that holds something else stays, and the launcher's own removal follows.
+        let _ = std::fs::remove_dir(folder);
+    }
 }
 
 /// Accepts the processes of higher rank, in any order. Others that connect, by mistake or with another version of byway, are turned away,
@@ -137,33 +177,39 @@ fn accept_higher(
 }
 
 fn hello(environment: &Environment) -> Message {
-    let Environment { rank, ranks, job, consistency, pages, .. } = *environment;
-    Message::Hello { protocol: VERSION, rank, ranks, job, consistency, pages }
+    let Environment { rank, ranks, job, consistency, pages, program, .. } = *environment;
+    Message::Hello { protocol: VERSION, rank, ranks, job, consistency, pages, program }
 }
 
 /// The rank that says hello, if it is of this job; an error if it has other options.
 fn rank_of(header: &[u8], mine: &Environment) -> Option<Result<Rank, JoinError>> {
     match Message::from_bytes(header) {
-        Some(Message::Hello { protocol: VERSION, rank, ranks, job, consistency, pages })
+        Some(Message::Hello { protocol: VERSION, rank, ranks, job, consistency, pages, program })
             if ranks == mine.ranks && rank < ranks && job == mine.job =>
         {
             let is_alike = (consistency, pages) == (mine.consistency, mine.pages);
-            Some(if is_alike { Ok(rank) } else { Err(JoinError::OtherOptions(rank)) })
+            Some(if program != mine.program {
+                Err(JoinError::OtherProgram(rank))
+            } else if is_alike {
+                Ok(rank)
+            } else {
+                Err(JoinError::OtherOptions(rank))
+            })
         }
         _ => None,
     }
 }
 
 fn listen(node: &Node, environment: &Environment) -> Result<(), JoinError> {
-    let place = match &environment.meeting {
-        Meeting::Folder(folder) => place(folder, environment.rank),
+    let (place, wire) = match &environment.meeting {
+        Meeting::Folder(folder, wire) => (place(folder, environment.rank), *wire),
         Meeting::Addresses(addresses) => {
-            let address = addresses[usize::from(environment.rank)];
-            let listening = node.listen(&Address::Tcp(address));
-            return listening.map(drop).map_err(|error| JoinError::Listen { address, error });
+            let address = &addresses[usize::from(environment.rank)];
+            let listening = node.listen(address).map(drop);
+            return listening.map_err(|error| JoinError::Listen { address: address.clone(), error });
         }
     };
-    let address = match environment.wire {
+    let address = match wire {
         Wire::Shm => Address::Shared(place),
         Wire::Unix => Address::Unix(place),
         Wire::Tcp => {
@@ -181,11 +227,11 @@ fn listen(node: &Node, environment: &Environment) -> Result<(), JoinError> {
 
 /// Where a rank listens, if it does.
 fn address_of(rank: Rank, mine: &Environment) -> Option<Address> {
-    let place = match &mine.meeting {
-        Meeting::Folder(folder) => place(folder, rank),
-        Meeting::Addresses(addresses) => return Some(Address::Tcp(addresses[usize::from(rank)])),
+    let (place, wire) = match &mine.meeting {
+        Meeting::Folder(folder, wire) => (place(folder, rank), wire),
+        Meeting::Addresses(addresses) => return Some(addresses[usize::from(rank)].clone()),
     };
-    let address = match mine.wire {
+    let address = match wire {
         Wire::Shm => Address::Shared(place.clone()),
         Wire::Unix => Address::Unix(place.clone()),
         Wire::Tcp => Address::Tcp(std::fs::read_to_string(&place).ok()?.parse().ok()?),
@@ -193,12 +239,31 @@ fn address_of(rank: Rank, mine: &Environment) -> Option<Address> {
     place.exists().then_some(address)
 }
 
+impl Environment {
+    /// Whether a connection that was made may have failed because not both ends have the job's key: a process ends one whose first bytes
+    /// mean nothing to it.
+    fn has_no_key_for(&self, reason: &CloseReason) -> bool {
+        match reason {
+            CloseReason::Tls(_) | CloseReason::Refused(RefuseCode::Auth) | CloseReason::NotByway => true,
+            CloseReason::PeerClosed | CloseReason::Truncated | CloseReason::Io(Errno::CONNRESET) => self.tls.is_some(),
+            _ => false,
+        }
+    }
+}
+
 /// Connects as soon as the other listens.
 fn connect(node: &Node, mine: &Environment, rank: Rank, deadline: std::time::Instant) -> Result<Session, JoinError> {
     loop {
         if let Some(address) = address_of(rank, mine) {
-            match node.connect(&address, until(deadline)) {
+            let connected = match &mine.tls {
+                Some((_, client)) => node.connect_secure(&address, client, until(deadline)),
+                None => node.connect(&address, until(deadline)),
+            };
+            match connected {
                 Ok(session) => return Ok(session),
+                Err(NodeError::Op(OpError::Ended(error))) if mine.has_no_key_for(&error) => {
+                    return Err(JoinError::Key { rank, error });
+                }
                 // The socket's file may be there before anybody listens.
                 Err(error) if std::time::Instant::now() >= deadline => return Err(error.into()),
                 Err(_) => {}

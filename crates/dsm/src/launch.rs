@@ -1,13 +1,16 @@
 //! Starts a job's processes, on this machine or on several, passes on their output, and ends them all.
 
 mod agent;
+mod hosts;
 mod lines;
 mod process;
+mod strays;
 
 use std::ffi::OsString;
-use std::net::SocketAddr;
+use std::fs::{File, TryLockError};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,20 +18,27 @@ use std::time::{Duration, Instant};
 use byway_service::dsm::Consistency;
 use byway_service::limits::DSM_RANKS_MAX;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::process::Signal;
 
 use self::agent::order;
 pub use self::agent::run_agent;
+use self::hosts::job_key;
+pub use self::hosts::{HostLink, Hosts};
 use self::process::{Input, Process};
+use self::strays::kill_strays;
 use crate::EXIT_JOB_ENDED;
-use crate::environment::{BYTES, CONSISTENCY, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, WAITS, WIRE, Waits, Wire};
-use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX};
+use crate::checkpoint::{CheckpointError, Manifest, pages_of_segments};
+use crate::environment::{
+    BYTES, CHECKPOINT, CONSISTENCY, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, RESUME, TLS, WAITS, WIRE, Waits, Wire,
+};
+use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX, PAGE_BYTES};
 
 /// What to start.
 #[derive(Clone, Debug)]
 pub struct Launch {
     /// How many processes, 1 to 64.
     pub ranks: usize,
-    /// How they reach each other on one machine; over several it is TCP.
+    /// How they reach each other on one machine.
     pub wire: Wire,
     /// Where they run, if not here.
     pub hosts: Option<Hosts>,
@@ -41,36 +51,21 @@ pub struct Launch {
     pub waits: Waits,
     /// What the program may rely on.
     pub consistency: Consistency,
+    /// Where it writes checkpoints, if it does.
+    pub checkpoint: Option<CheckpointFolder>,
     /// The program.
     pub program: OsString,
     /// Its arguments.
     pub arguments: Vec<OsString>,
 }
 
-/// The machines of a job, which get equal parts of the processes, in the order of ranks.
+/// The folder of a job's checkpoints. Over several machines, all see it at the same path.
 #[derive(Clone, Debug)]
-pub struct Hosts {
-    /// Each machine: its name for `start`, and where the first of its processes listens; the others listen at the ports behind.
-    pub hosts: Vec<(String, SocketAddr)>,
-    /// The command that runs another command on a machine, as `ssh`: it is followed by the machine's name and the words of `agent`.
-    pub start: Vec<OsString>,
-    /// The command that takes an order from standard input and runs the process there: [`run_agent`].
-    pub agent: Vec<OsString>,
-}
-
-impl Hosts {
-    /// The machine of each rank, and the address.
-    fn places(&self, ranks: usize) -> Vec<(&str, SocketAddr)> {
-        let mut used = vec![0_u16; self.hosts.len()];
-        let place = |rank: usize| {
-            let host = rank * self.hosts.len() / ranks;
-            let (name, mut address) = (self.hosts[host].0.as_str(), self.hosts[host].1);
-            address.set_port(address.port().saturating_add(used[host]));
-            used[host] += 1;
-            (name, address)
-        };
-        (0..ranks).map(place).collect()
-    }
+pub struct CheckpointFolder {
+    /// Where. It is made if it is not there.
+    pub folder: PathBuf,
+    /// The job resumes from the checkpoint that is there; else there must be none.
+    pub resume: bool,
 }
 
 /// Where a process printed.
@@ -100,6 +95,15 @@ pub enum LaunchError {
         /// The kernel's.
         error: std::io::Error,
     },
+    /// Not all machines are reached alike.
+    #[error("the hosts of a job are all tcp:// or all rdma://")]
+    Links,
+    /// The folder for checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// No certificate and key for the job.
+    #[error("the job's key cannot be made: {0}")]
+    Key(#[from] rcgen::Error),
     /// The kernel's.
     #[error("the job cannot be started: {0}")]
     Io(#[from] std::io::Error),
@@ -131,14 +135,23 @@ pub enum JobEnd {
     Stopped,
 }
 
-/// Stops a job from another thread.
+/// Stops or suspends a job from another thread.
 #[derive(Clone, Debug)]
 pub struct Stopper(Arc<OwnedFd>);
 
 impl Stopper {
+    const STOP: u64 = 1;
+    const SUSPEND: u64 = 1 << 32;
+
     /// Kills all processes of the job. Does nothing when it has ended.
     pub fn stop(&self) {
-        let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&*self.0, &Self::STOP.to_ne_bytes());
+    }
+
+    /// Stops the processes that run on this machine, and then this process, as a shell does with a job on SIGTSTP. When this process continues
+    /// (SIGCONT), so do they. Does nothing when the job has ended.
+    pub fn suspend(&self) {
+        let _ = rustix::io::write(&*self.0, &Self::SUSPEND.to_ne_bytes());
     }
 }
 
@@ -147,9 +160,13 @@ impl Stopper {
 pub struct Running {
     processes: Vec<Process>,
     pids: Vec<u32>,
+    /// The job's number, by which its processes are known.
+    job: String,
     stopper: Stopper,
     /// Removed at the end.
     _folder: tempfile::TempDir,
+    /// No other job writes checkpoints there.
+    _checkpoint_lock: Option<File>,
 }
 
 /// What a job's launcher waits for.
@@ -171,6 +188,7 @@ impl Launch {
             keep_alive: KEEP_ALIVE_DEFAULT,
             waits: Waits::default(),
             consistency: Consistency::default(),
+            checkpoint: None,
             program: program.into(),
             arguments: Vec::new(),
         }
@@ -189,27 +207,33 @@ impl Launch {
         {
             return Err(LaunchError::Hosts(self.ranks, hosts.len()));
         }
+        let checkpoint = self.checkpoint.as_ref().map(|place| self.check_checkpoint(place)).transpose()?;
+        let (checkpoint, lock) = checkpoint.unzip();
         let folder = tempfile::Builder::new().prefix("byway-dsm-").tempdir()?;
         let job =
             u64::from_ne_bytes(byway_fabric::random::Random::from_kernel().bytes16()[..8].try_into().unwrap_or([7; 8]));
         let stopper = Stopper(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?));
         let places = self.hosts.as_ref().map(|hosts| hosts.places(self.ranks)).unwrap_or_default();
-        let addresses: Vec<String> = places.iter().map(|(_, address)| address.to_string()).collect();
-        let wire = if self.hosts.is_some() { Wire::Tcp } else { self.wire };
-        let mut shared: Vec<(&str, OsString)> = vec![
-            (RANKS, self.ranks.to_string().into()),
-            (JOB, job.to_string().into()),
-            (WIRE, wire.name().into()),
-            (BYTES, self.bytes.to_string().into()),
-            (KEEP_ALIVE, self.keep_alive.as_millis().to_string().into()),
-            (WAITS, self.waits.name().into()),
-            (CONSISTENCY, self.consistency.name().into()),
-        ];
-        match &self.hosts {
-            Some(_) => shared.push((PEERS, addresses.join(",").into())),
-            None => shared.push((FOLDER, folder.path().into())),
+        let mut shared = self.variables(job, checkpoint);
+        if let Some(hosts) = &self.hosts {
+            let addresses: Vec<String> = places.iter().map(|(_, address)| address.to_string()).collect();
+            shared.push((PEERS, addresses.join(",").into()));
+            shared.push((WIRE, hosts.link.wire().into()));
+            if hosts.link == HostLink::Tls {
+                shared.push((TLS, job_key()?.into()));
+            }
+        } else {
+            shared.push((FOLDER, folder.path().into()));
+            shared.push((WIRE, self.wire.name().into()));
         }
-        let mut running = Running { processes: Vec::new(), pids: Vec::new(), stopper, _folder: folder };
+        let mut running = Running {
+            processes: Vec::new(),
+            pids: Vec::new(),
+            job: job.to_string(),
+            stopper,
+            _folder: folder,
+            _checkpoint_lock: lock,
+        };
         for rank in 0..self.ranks {
             let mut variables = shared.clone();
             variables.push((RANK, rank.to_string().into()));
@@ -218,6 +242,42 @@ impl Launch {
             running.processes.push(process);
         }
         Ok(running)
+    }
+
+    /// What all processes are told, apart from how they reach each other.
+    fn variables(&self, job: u64, checkpoint: Option<PathBuf>) -> Vec<(&'static str, OsString)> {
+        let mut variables: Vec<(&str, OsString)> = vec![
+            (RANKS, self.ranks.to_string().into()),
+            (JOB, job.to_string().into()),
+            (BYTES, self.bytes.to_string().into()),
+            (KEEP_ALIVE, self.keep_alive.as_millis().to_string().into()),
+            (WAITS, self.waits.name().into()),
+            (CONSISTENCY, self.consistency.name().into()),
+        ];
+        if let (Some(folder), Some(CheckpointFolder { resume, .. })) = (checkpoint, &self.checkpoint) {
+            variables.push((CHECKPOINT, folder.into()));
+            variables.extend(resume.then(|| (RESUME, "1".into())));
+        }
+        variables
+    }
+
+    /// The folder's path from the root, if it has what it must have, and its lock.
+    fn check_checkpoint(&self, place: &CheckpointFolder) -> Result<(PathBuf, File), CheckpointError> {
+        let failed = |error| CheckpointError::Io { path: place.folder.clone(), error };
+        let folder = std::path::absolute(&place.folder).map_err(failed)?;
+        if !place.resume {
+            std::fs::create_dir_all(&folder).map_err(failed)?;
+        } else if !folder.is_dir() {
+            return Err(CheckpointError::Missing { folder });
+        }
+        let lock = lock_folder(&folder)?;
+        if place.resume {
+            let pages = pages_of_segments(self.bytes / PAGE_BYTES as u64);
+            Manifest::to_resume(&folder, self.ranks, pages, self.consistency)?;
+        } else {
+            Manifest::must_be_missing(&folder)?;
+        }
+        Ok((folder, lock))
     }
 
     fn start_process(
@@ -245,6 +305,21 @@ impl Launch {
     }
 }
 
+/// The file of a folder of checkpoints that the launcher of a running job has locked.
+const CHECKPOINT_LOCK: &str = "lock";
+
+/// Locks a folder of checkpoints, until the file is dropped or this process ends.
+fn lock_folder(folder: &Path) -> Result<File, CheckpointError> {
+    let path = folder.join(CHECKPOINT_LOCK);
+    let failed = |error| CheckpointError::Io { path: path.clone(), error };
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(failed)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(CheckpointError::InUse { folder: folder.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
+    }
+}
+
 impl Running {
     /// The processes' numbers, by rank.
     pub fn pids(&self) -> &[u32] {
@@ -257,7 +332,7 @@ impl Running {
     }
 
     /// Waits for the end of all processes. When one has failed, the others have [`END_TIME_MAX`] to end, and are killed then. When all have
-    /// ended, so are their children that are still in their process groups. `print` gets each line that a process prints, without its end;
+    /// ended, so are their children that are still in their process groups, or have the job's environment. `print` gets each line that a process prints, without its end;
     /// while it does not return, the processes wait that print more than a pipe holds.
     pub fn wait(mut self, mut print: impl FnMut(usize, Stream, &[u8])) -> JobEnd {
         let (mut is_stopped, mut deadline, mut output_until) = (false, None, None);
@@ -265,6 +340,7 @@ impl Running {
         loop {
             if output_until.is_none() && self.processes.iter().all(|process| process.ended().is_some()) {
                 self.processes.iter().for_each(Process::kill_group);
+                kill_strays(&[(JOB, &self.job)]);
                 output_until = Some(Instant::now() + OUTPUT_TIME_MAX);
                 deadline = output_until;
             }
@@ -285,7 +361,12 @@ impl Running {
             for source in ready {
                 match source {
                     Source::Stop => {
-                        let _ = rustix::io::read(&*self.stopper.0, &mut [0; 8]);
+                        let mut count = [0; 8];
+                        let _ = rustix::io::read(&*self.stopper.0, &mut count);
+                        if u64::from_ne_bytes(count) % Stopper::SUSPEND == 0 {
+                            self.suspend();
+                            continue;
+                        }
                         is_stopped = true;
                         deadline = Some(Instant::now() + END_TIME_MAX);
                         self.kill();
@@ -353,6 +434,21 @@ impl Running {
 
     fn kill(&mut self) {
         self.processes.iter_mut().for_each(Process::kill);
+    }
+
+    /// Stops the processes and this one, until it continues.
+    fn suspend(&self) {
+        self.processes.iter().for_each(|process| process.signal(Signal::STOP));
+        // SAFETY: a signal without a handler to this thread, which is stopped when the call returns.
+        unsafe { libc::raise(libc::SIGSTOP) };
+        self.processes.iter().for_each(|process| process.signal(Signal::CONT));
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.kill();
+        kill_strays(&[(JOB, &self.job)]);
     }
 }
 

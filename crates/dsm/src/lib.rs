@@ -34,7 +34,10 @@
 
 mod area;
 mod call;
+mod checkpoint;
+mod drive;
 mod environment;
+mod held_signals;
 mod job;
 mod join;
 pub mod launch;
@@ -42,8 +45,10 @@ pub mod limits;
 mod pager;
 mod prepared;
 mod sessions;
+mod spin;
 
-pub use self::area::AreaError;
+pub use self::area::{AreaError, check};
+pub use self::checkpoint::CheckpointError;
 pub use self::environment::{EnvironmentError, Waits, Wire};
 pub use self::job::{CallError, Job, LockGuard, Segment};
 pub use self::join::JoinError;

@@ -45,9 +45,6 @@ pub const PIN_TIME_MAX: Duration = Duration::from_secs(30);
 /// The pause before a pinned page is tried again.
 pub const PIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// How long a pager looks again and again for what its program waits for, before it sleeps: about twice what a wake-up costs.
-pub const POLL_TIME_MAX: Duration = Duration::from_micros(100);
-
 /// Connections of a job's start whose process has not yet said that it is of the job; a further one waits to be accepted.
 pub const STRANGERS_MAX: usize = 64;
 
@@ -62,3 +59,9 @@ pub const OUTPUT_TIME_MAX: Duration = Duration::from_millis(500);
 
 /// Bytes of a line of a process's output that is passed on with its rank; a longer one is cut into several.
 pub const OUTPUT_LINE_BYTES_MAX: usize = 64 << 10;
+
+/// Bytes of a checkpoint that are written, or read, at a time.
+pub const CHECKPOINT_BUFFER_BYTES: usize = 1 << 20;
+
+/// Bytes of the program that are read at a time for its checksum.
+pub const PROGRAM_READ_BYTES: usize = 1 << 20;

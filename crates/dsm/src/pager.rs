@@ -1,70 +1,41 @@
-//! The pager: the thread of a process that answers its program's faults and calls, and the messages of other processes.
+//! The pager answers the program's faults and calls, and the messages of other processes.
 //!
-//! One thread does it all, so the machine's actions are done in their order without a lock. It never touches the program's view of
-//! the memory: it would wait for itself.
+//! One thread at a time has it ([`Drive`](crate::drive::Drive)), so the machine's actions are done in their order. That thread never touches the
+//! program's view of the memory: it would wait for itself.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_reactor::monotonic;
 use byway_service::coherence::Mode;
 use byway_service::dsm::wire::Message;
-use byway_service::dsm::{Action, Contents, Counters, Due, Machine, Page, PinnedPages, Rank, Ticket, Twins, Watch};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use byway_service::dsm::{
+    Action, Contents, Counters, Due, Machine, Misuse, Page, PinnedPages, PlacedSegment, Rank, Ticket, Twins, Watch,
+};
 
 use crate::EXIT_JOB_ENDED;
 use crate::area::{Area, Bytes, Fault, TakeError};
-use crate::call::{Answer, Call, Command};
-use crate::environment::{Environment, Waits};
-use crate::limits::{
-    AREA_ADDRESS, LAST_WORDS_TIME_MAX, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX, POLL_TIME_MAX,
-};
+use crate::call::Call;
+use crate::drive::{bell, ring};
+use crate::environment::Environment;
+use crate::limits::{AREA_ADDRESS, LAST_WORDS_TIME_MAX, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX};
 use crate::sessions::{Incoming, Sessions};
+use crate::spin::Spin;
 
-/// Messages that are taken before faults and calls have their turn.
+/// Messages that are taken in a turn.
 const MESSAGES_PER_TURN: usize = 64;
-
-/// What the program's threads hand to the pager.
-#[derive(Debug)]
-pub(crate) struct Commands {
-    queue: Mutex<VecDeque<Command>>,
-    event: OwnedFd,
-}
-
-impl Commands {
-    pub(crate) fn new() -> std::io::Result<Arc<Self>> {
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Arc::new(Self { queue: Mutex::default(), event }))
-    }
-
-    pub(crate) fn push(&self, command: Command) {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).push_back(command);
-        let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
-    }
-
-    fn take(&self) -> VecDeque<Command> {
-        let mut count = [0; 8];
-        let _ = rustix::io::read(&self.event, &mut count);
-        std::mem::take(&mut *self.queue.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
 
 pub(crate) struct Pager {
     rank: Rank,
     area: Arc<Area>,
     sessions: Sessions,
     machine: Machine,
-    commands: Arc<Commands>,
     calls: HashMap<Ticket, Call>,
     next_ticket: Ticket,
     /// Pages that the program waits for.
     faulted: HashSet<Page>,
-    /// When something last came.
-    busy_at: Instant,
     /// Bytes of pages that were taken from the program, until they are sent.
     aside: HashMap<Page, Bytes>,
     twins: Twins,
@@ -72,119 +43,202 @@ pub(crate) struct Pager {
     /// When pinned pages are tried again.
     retries_at: byway_reactor::Instant,
     watch: Watch,
-    waits: Waits,
+    /// What the thread that leads waits for.
+    leader: Option<Call>,
+    /// The turn is the leader's.
+    is_leading: bool,
+    leader_bell: Arc<OwnedFd>,
+    has_rung: bool,
+    leader_spin: Spin,
+    /// Whether messages wake the pager's thread.
+    pub(crate) listens: bool,
+    /// When the pager's thread looks at the time again, at the latest.
+    looks_at: byway_reactor::Instant,
+    ending: Option<Ending>,
 }
 
 /// How the pager ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Ending {
-    Leave,
+    /// When no other process needs this one any more, or at that time.
+    Leave(Instant),
     Cut,
+}
+
+/// What a turn has left to do.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Rest {
+    /// Nothing that is known: to be waited for.
+    Nothing,
+    /// More than a turn does.
+    More,
+    /// The process has left its job.
+    Over,
 }
 
 impl Pager {
     pub(crate) fn new(
         area: Arc<Area>,
         sessions: Sessions,
-        commands: Arc<Commands>,
         machine: Machine,
         environment: &Environment,
-    ) -> Self {
-        let Environment { rank, ranks, keep_alive, waits, .. } = *environment;
-        Self {
+    ) -> std::io::Result<Self> {
+        let Environment { rank, ranks, keep_alive, .. } = *environment;
+        Ok(Self {
             rank,
             area,
             sessions,
             machine,
-            commands,
             calls: HashMap::new(),
             next_ticket: 0,
             faulted: HashSet::new(),
-            busy_at: Instant::now(),
             aside: HashMap::new(),
             twins: Twins::default(),
             pinned: PinnedPages::default(),
             retries_at: byway_reactor::Instant::ZERO,
             watch: Watch::new(rank, ranks, keep_alive, monotonic()),
-            waits,
-        }
+            leader: None,
+            is_leading: false,
+            leader_bell: Arc::new(bell()?),
+            has_rung: false,
+            leader_spin: Spin::new(),
+            listens: false,
+            looks_at: byway_reactor::Instant::ZERO,
+            ending: None,
+        })
     }
 
-    /// Starts the pager's thread. All signals are blocked there: they are for the program, whose handlers may use segments.
-    pub(crate) fn start(self) -> std::io::Result<JoinHandle<()>> {
-        let (mut all, mut before) = (MaybeUninit::<libc::sigset_t>::uninit(), MaybeUninit::uninit());
-        // SAFETY: the first call fills `all`, the second reads it and fills `before`.
-        unsafe {
-            libc::sigfillset(all.as_mut_ptr());
-            libc::pthread_sigmask(libc::SIG_SETMASK, all.as_ptr(), before.as_mut_ptr());
-        }
-        let thread = std::thread::Builder::new().name("dsm-pager".to_owned()).spawn(move || self.run());
-        // SAFETY: `before` was filled above.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
-        thread
+    /// Readable when the program has faulted.
+    pub(crate) fn faults(&self) -> BorrowedFd<'_> {
+        self.area.descriptor()
     }
 
-    /// Until the process leaves its job.
-    fn run(mut self) {
-        let mut leaves_by = None;
-        loop {
-            let mut is_busy = self.take_faults();
-            match self.take_commands() {
-                Ok(some) => is_busy |= some,
-                Err(Ending::Cut) => return,
-                Err(Ending::Leave) => {
-                    leaves_by = Some(Instant::now() + LEAVE_TIME_MAX);
-                    self.machine.leave();
-                    self.act();
-                }
-            }
-            is_busy |= self.take_messages();
-            self.look_at_time();
-            match self.sessions.progress() {
-                Ok(some) => is_busy |= some,
-                Err(error) => self.die(&format!("the sessions with the other processes cannot be driven: {error}")),
-            }
+    /// Readable when messages have come.
+    pub(crate) fn messages(&self) -> std::io::Result<BorrowedFd<'_>> {
+        self.sessions.descriptor()
+    }
+
+    /// Whether the leader's bell has been rung since the last call.
+    pub(crate) fn take_rung(&mut self) -> bool {
+        std::mem::take(&mut self.has_rung)
+    }
+
+    pub(crate) fn leader_bell(&self) -> &Arc<OwnedFd> {
+        &self.leader_bell
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        Counters { pin_waits: self.pinned.waits(), ..self.machine.counters() }
+    }
+
+    /// The pages whose home this rank is; at rank 0 all segments.
+    pub(crate) fn image(&self) -> (Vec<Page>, Vec<PlacedSegment>) {
+        (self.machine.homes(), self.machine.segments())
+    }
+
+    pub(crate) fn is_led(&self) -> bool {
+        self.leader.is_some()
+    }
+
+    pub(crate) fn set_leader(&mut self, leader: Option<Call>) {
+        self.leader = leader;
+    }
+
+    /// How long a leader looks for messages before it sleeps.
+    pub(crate) fn leader_spin(&mut self) -> &mut Spin {
+        &mut self.leader_spin
+    }
+
+    /// Whether threads of the program wait for answers.
+    pub(crate) fn has_calls(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// Whether the program waits for pages.
+    pub(crate) fn has_faults(&self) -> bool {
+        !self.faulted.is_empty()
+    }
+
+    pub(crate) fn is_ending(&self) -> bool {
+        self.ending.is_some()
+    }
+
+    /// A turn of the pager's thread: faults, the time, and messages, unless another thread takes these.
+    pub(crate) fn turn(&mut self) -> Rest {
+        let is_time = monotonic() >= self.looks_at;
+        self.take_faults();
+        self.look_at_time();
+        let rest = if self.listens || is_time { self.take_messages() } else { Rest::Nothing };
+        match self.ending {
             // Not before the others' last messages are here: a connection that is closed with bytes unread loses those on their way.
-            if leaves_by.is_some_and(|at| self.machine.is_alone() || Instant::now() >= at) {
-                return self.sessions.close(LEAVE_TIME_MAX);
-            }
-            if is_busy {
-                self.busy_at = Instant::now();
-            } else if self.looks_again() {
-                std::hint::spin_loop();
-            } else {
-                self.sleep(leaves_by.map(|at| at.saturating_duration_since(Instant::now())));
-            }
+            Some(Ending::Leave(at)) if self.machine.is_alone() || Instant::now() >= at => Rest::Over,
+            Some(Ending::Cut) => Rest::Over,
+            _ => rest,
         }
     }
 
-    /// Whether the pager looks again, rather than have the kernel wake it.
-    fn looks_again(&self) -> bool {
-        match self.waits {
-            Waits::Sleep => false,
-            Waits::Poll => {
-                let is_waited_for = !self.faulted.is_empty() || !self.calls.is_empty();
-                is_waited_for && self.busy_at.elapsed() < POLL_TIME_MAX
-            }
-            Waits::Spin => true,
-        }
+    /// A turn of the leader: messages.
+    pub(crate) fn lead(&mut self) -> Rest {
+        self.is_leading = true;
+        let rest = self.take_messages();
+        self.is_leading = false;
+        rest
     }
 
-    /// Until there is something to do.
-    fn sleep(&self, time: Option<Duration>) {
-        let node = match self.sessions.descriptor() {
-            Ok(node) => node,
-            Err(error) => self.die(&format!("the node has no descriptor: {error}")),
-        };
-        let mut sources = [
-            PollFd::from_borrowed_fd(self.area.descriptor(), PollFlags::IN),
-            PollFd::from_borrowed_fd(node, PollFlags::IN),
-            PollFd::new(&self.commands.event, PollFlags::IN),
-        ];
+    /// How long the pager's thread may sleep.
+    pub(crate) fn rest_time(&mut self) -> Duration {
+        let now = monotonic();
         let retry = self.pinned.oldest().map(|_| PIN_PAUSE);
-        let look = self.watch.next_time() - monotonic();
-        let time = [time, retry].into_iter().flatten().fold(look, Duration::min);
-        let _ = poll(&mut sources, Timespec::try_from(time).ok().as_ref());
+        let end = match self.ending {
+            Some(Ending::Leave(at)) => Some(at.saturating_duration_since(Instant::now())),
+            _ => None,
+        };
+        let time = [retry, end].into_iter().flatten().fold(self.watch.next_time() - now, Duration::min);
+        self.looks_at = now + time;
+        time
+    }
+
+    /// Whether the pager's thread sleeps too long, for what another thread has done.
+    pub(crate) fn must_look(&self) -> bool {
+        self.pinned.oldest().is_some() && self.looks_at > monotonic() + PIN_PAUSE
+    }
+
+    /// The process leaves its job, or is cut from it.
+    pub(crate) fn end(&mut self, says_so: bool) {
+        if says_so {
+            self.ending = Some(Ending::Leave(Instant::now() + LEAVE_TIME_MAX));
+            self.machine.leave();
+            self.act();
+        } else {
+            self.ending = Some(Ending::Cut);
+        }
+    }
+
+    /// Ends the sessions when what was sent has gone out, or time is over. One that is cut ends with them.
+    pub(crate) fn close(&mut self, time: Duration) {
+        if self.ending != Some(Ending::Cut) {
+            self.sessions.close(time);
+        }
+    }
+
+    /// Begins a call of the program.
+    pub(crate) fn begin(
+        &mut self,
+        call: &Call,
+        begin: impl FnOnce(&mut Machine, Ticket) -> Result<(), Misuse>,
+    ) -> Result<(), Misuse> {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.calls.insert(ticket, call.clone());
+        begin(&mut self.machine, ticket).inspect_err(|_| drop(self.calls.remove(&ticket)))?;
+        self.act();
+        Ok(())
+    }
+
+    /// The program gives back a lock. One that this process does not have is left alone.
+    pub(crate) fn unlock(&mut self, lock: u32) {
+        let _ = self.machine.unlock(lock);
+        self.act();
     }
 
     /// Tries pinned pages again, and looks whether the other ranks live.
@@ -214,9 +268,9 @@ impl Pager {
         self.act();
     }
 
-    fn take_faults(&mut self) -> bool {
+    fn take_faults(&mut self) {
         let mut faults = Vec::new();
-        let some = self.area.faults(|fault| faults.push(fault));
+        self.area.faults(|fault| faults.push(fault));
         for Fault { page, mode, is_missing } in faults {
             let should_be_there = is_missing && self.machine.mode(page) > Mode::None && !self.pinned.has(page);
             if should_be_there && self.area.is_there(page).is_ok_and(|there| !there) {
@@ -226,11 +280,14 @@ impl Pager {
             self.machine.fault(page, mode);
             self.act();
         }
-        some
     }
 
-    fn take_messages(&mut self) -> bool {
-        for taken in 0..MESSAGES_PER_TURN {
+    /// Sends what has waited, and takes what has come.
+    pub(crate) fn take_messages(&mut self) -> Rest {
+        if let Err(error) = self.sessions.progress() {
+            self.die(&format!("the sessions with the other processes cannot be driven: {error}"));
+        }
+        for _ in 0..MESSAGES_PER_TURN {
             match self.sessions.next() {
                 Ok(Some(Incoming::Message(from, message, payload))) => {
                     self.watch.heard(from, monotonic());
@@ -238,45 +295,12 @@ impl Pager {
                 }
                 Ok(Some(Incoming::Malformed(from))) => self.die(&format!("rank {from} sent what is no message")),
                 Ok(Some(Incoming::Gone(rank))) => self.machine.gone(rank),
-                Ok(None) => return taken > 0,
+                Ok(None) => return Rest::Nothing,
                 Err(error) => self.die(&format!("the sessions with the other processes cannot be driven: {error}")),
             }
             self.act();
         }
-        true
-    }
-
-    fn take_commands(&mut self) -> Result<bool, Ending> {
-        let commands = self.commands.take();
-        let some = !commands.is_empty();
-        for command in commands {
-            match command {
-                Command::Lock(lock, call) => self.call(call, |machine, ticket| machine.lock(lock, ticket)),
-                Command::Barrier(barrier, call) => self.call(call, |machine, ticket| machine.barrier(barrier, ticket)),
-                Command::Fence(call) => self.call(call, Machine::fence),
-                Command::Fetch(pages, call) => self.call(call, |machine, ticket| machine.fetch(pages, ticket)),
-                Command::Map(name, pages, call) => self.call(call, |machine, ticket| machine.map(&name, pages, ticket)),
-                // A guard sends it once; of others a lock that this process does not have is left alone.
-                Command::Unlock(lock) => drop(self.machine.unlock(lock)),
-                Command::Count(call) => {
-                    let counters = Counters { pin_waits: self.pinned.waits(), ..self.machine.counters() };
-                    call.answer(Answer::Counted(counters));
-                }
-                Command::Leave => return Err(Ending::Leave),
-                Command::Cut => return Err(Ending::Cut),
-            }
-            self.act();
-        }
-        Ok(some)
-    }
-
-    fn call(&mut self, call: Call, begin: impl FnOnce(&mut Machine, Ticket) -> Result<(), byway_service::dsm::Misuse>) {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
-        match begin(&mut self.machine, ticket) {
-            Ok(()) => drop(self.calls.insert(ticket, call)),
-            Err(misuse) => call.answer(Answer::Misused(misuse)),
-        }
+        Rest::More
     }
 
     fn act(&mut self) {
@@ -285,6 +309,9 @@ impl Pager {
             if let Some(action) = self.perform(action) {
                 self.pinned.wait(action, monotonic());
             }
+        }
+        if let Err(error) = self.sessions.flush() {
+            self.die(&format!("a message cannot be sent: {error}"));
         }
     }
 
@@ -335,7 +362,11 @@ impl Pager {
             }
             Action::Done { ticket, outcome } => {
                 if let Some(call) = self.calls.remove(&ticket) {
-                    call.answer(Answer::Done(outcome));
+                    call.answer(outcome);
+                    if !self.is_leading && self.leader.as_ref().is_some_and(|leader| leader.is(&call)) {
+                        ring(&self.leader_bell);
+                        self.has_rung = true;
+                    }
                 }
             }
             Action::End { reason } => {

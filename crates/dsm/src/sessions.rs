@@ -5,8 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use byway_fabric::node::{Deadline, Node, NodeError, Op, Outcome, Session, SubmitError, WaitError};
-use byway_service::dsm::Rank;
-use byway_service::dsm::wire::{MESSAGE_BYTES, Message};
+use byway_service::dsm::wire::Message;
+use byway_service::dsm::{Batches, Rank, Sendable, messages};
 
 /// What came.
 #[derive(Debug)]
@@ -23,15 +23,19 @@ pub(crate) struct Sessions {
     sessions: Vec<Option<Session>>,
     ranks: HashMap<Session, Rank>,
     receive: Option<Op>,
+    /// The rest of the last batch.
+    came: VecDeque<(Rank, Message, Vec<u8>)>,
+    batches: Batches,
     /// Messages that wait for credit, in order. The protocol bounds them: each rank has one ask for a page under way.
-    waiting: VecDeque<(Rank, [u8; MESSAGE_BYTES], Vec<u8>)>,
+    waiting: VecDeque<Sendable>,
 }
 
 impl Sessions {
     pub(crate) fn new(node: Node, sessions: Vec<Option<Session>>) -> Self {
         let by_session = |(rank, session): (usize, &Option<Session>)| Some(((*session)?, rank as Rank));
         let ranks = sessions.iter().enumerate().filter_map(by_session).collect();
-        Self { node, sessions, ranks, receive: None, waiting: VecDeque::new() }
+        let (came, batches, waiting) = (VecDeque::new(), Batches::default(), VecDeque::new());
+        Self { node, sessions, ranks, receive: None, came, batches, waiting }
     }
 
     /// Readable when [`Sessions::next`] has something.
@@ -39,35 +43,53 @@ impl Sessions {
         self.node.descriptor()
     }
 
+    /// Sends a message with the next [`Sessions::flush`].
     pub(crate) fn send(&mut self, to: Rank, message: Message, payload: Vec<u8>) {
-        let header = message.to_bytes();
-        let must_wait = self.waiting.iter().any(|(other, ..)| *other == to);
-        if must_wait || !self.try_send(to, &header, &payload) {
-            self.waiting.push_back((to, header, payload));
+        self.batches.add(to, message, payload);
+    }
+
+    /// Sends what was gathered. What was received together is answered together: nothing is sent as long as some of it is left.
+    pub(crate) fn flush(&mut self) -> Result<(), SubmitError> {
+        while self.came.is_empty()
+            && let Some(sendable) = self.batches.take()
+        {
+            let must_wait = self.waiting.iter().any(|(other, ..)| *other == sendable.0);
+            if must_wait || !self.try_send(&sendable)? {
+                self.waiting.push_back(sendable);
+            }
         }
+        Ok(())
     }
 
     /// False if it must wait. A rank that has gone is told by [`Sessions::next`].
-    fn try_send(&self, to: Rank, header: &[u8], payload: &[u8]) -> bool {
-        let Some(session) = self.sessions[usize::from(to)] else { return true };
-        !matches!(self.node.send(session, header, payload), Err(SubmitError::Busy))
+    fn try_send(&self, (to, header, payload): &Sendable) -> Result<bool, SubmitError> {
+        let Some(session) = self.sessions[usize::from(*to)] else { return Ok(true) };
+        match self.node.post(session, header, payload) {
+            Err(SubmitError::Busy) => Ok(false),
+            // No message is left out in silence.
+            Err(error @ SubmitError::TooLong) => Err(error),
+            _ => Ok(true),
+        }
     }
 
     /// Sends what waited, and has the node's loop do what there is to do. True if something may have come.
-    pub(crate) fn progress(&mut self) -> Result<bool, WaitError> {
+    pub(crate) fn progress(&mut self) -> Result<bool, NodeError> {
         let mut held = Vec::new();
-        for (to, header, payload) in std::mem::take(&mut self.waiting) {
-            if held.contains(&to) || !self.try_send(to, &header, &payload) {
-                held.push(to);
-                self.waiting.push_back((to, header, payload));
+        for sendable in std::mem::take(&mut self.waiting) {
+            if held.contains(&sendable.0) || !self.try_send(&sendable)? {
+                held.push(sendable.0);
+                self.waiting.push_back(sendable);
             }
         }
-        self.node.progress()
+        Ok(self.node.progress()?)
     }
 
     /// What came next, if anything is there.
     pub(crate) fn next(&mut self) -> Result<Option<Incoming>, NodeError> {
         loop {
+            if let Some((rank, message, payload)) = self.came.pop_front() {
+                return Ok(Some(Incoming::Message(rank, message, payload)));
+            }
             let receive = match self.receive.take() {
                 Some(receive) => receive,
                 None => self.node.start_receive(None)?,
@@ -82,11 +104,11 @@ impl Sessions {
             };
             match outcome {
                 Outcome::Message(message) => {
-                    let Some(rank) = self.ranks.get(&message.session) else { continue };
-                    return Ok(Some(match Message::from_bytes(&message.header) {
-                        Some(said) => Incoming::Message(*rank, said, message.payload),
-                        None => Incoming::Malformed(*rank),
-                    }));
+                    let Some(&rank) = self.ranks.get(&message.session) else { continue };
+                    let Some(said) = messages(&message.header, message.payload) else {
+                        return Ok(Some(Incoming::Malformed(rank)));
+                    };
+                    self.came.extend(said.into_iter().map(|(message, payload)| (rank, message, payload)));
                 }
                 Outcome::Ended(session, _) => {
                     let Some(rank) = self.ranks.remove(&session) else { continue };
@@ -101,6 +123,8 @@ impl Sessions {
     /// Ends all sessions when what was sent has gone out, or time is over.
     pub(crate) fn close(&mut self, time: Duration) {
         let deadline = Instant::now() + time;
+        self.came.clear();
+        let _ = self.flush();
         while !self.waiting.is_empty() && self.progress().is_ok() && Instant::now() < deadline {
             // Credit comes with what the others send.
             let _ = self.next();

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use byway_dsm::Wire;
 use byway_dsm::launch::{JobEnd, Launch, Running, Stream};
 use byway_fabric::random::Random;
+use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process};
 
 use harness::{WIRES, can_run, example, launch, run};
@@ -123,6 +124,100 @@ fn children_of_a_process_end_with_the_job() {
     assert_eq!(status.code(), Some(3));
     let child = lines.iter().find_map(|(_, line)| line.strip_prefix("child ")?.parse().ok()).unwrap();
     wait_for("the child of a process still runs", || !Path::new(&format!("/proc/{child}")).exists() || !lives(child));
+}
+
+#[test]
+fn children_in_sessions_of_their_own_end_with_the_job() {
+    if !can_run() {
+        return;
+    }
+    if std::process::Command::new("setsid").arg("--version").output().is_err() {
+        return skip_this(SkipReason::MissingTool("setsid"));
+    }
+    let (end, lines) = run(&launch(2, WIRES[0], "trouble", &["daemon"]));
+    assert_eq!(end, JobEnd::Well, "{lines:?}");
+    let child = lines.iter().find_map(|(_, line)| line.strip_prefix("child ")?.parse().ok()).unwrap();
+    wait_for("a child in a session of its own still runs", || !lives(child));
+}
+
+#[test]
+fn a_forked_child_has_no_part_in_the_job_and_takes_nothing_from_it() {
+    if !can_run() {
+        return;
+    }
+    let (end, lines) = run(&launch(2, WIRES[0], "trouble", &["fork"]));
+    assert_eq!(end, JobEnd::Well, "{lines:?}");
+}
+
+/// A launcher that is killed removes nothing, so there must be nothing.
+#[test]
+fn a_job_that_runs_has_nothing_in_the_file_system() {
+    if !can_run() {
+        return;
+    }
+    for wire in WIRES {
+        let running = launch(2, wire, "trouble", &["steps"]).start().unwrap();
+        let (pid, stopper) = (running.pids()[0], running.stopper());
+        let (mut folder, mut is_there, deadline) = (None, true, Instant::now() + DEADLINE);
+        let end = running.wait(|_, _, _| {
+            if folder.is_none() {
+                let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap();
+                let environment = String::from_utf8_lossy(&environment).into_owned();
+                let of_job = environment.split('\0').find_map(|word| word.strip_prefix("BYWAY_DSM_FOLDER="));
+                folder = Some(std::path::PathBuf::from(of_job.unwrap()));
+            }
+            // Rank 0 removes it before its first step, and another may be ahead.
+            is_there &= folder.as_ref().is_some_and(|folder| folder.exists());
+            if !is_there || Instant::now() >= deadline {
+                stopper.stop();
+            }
+        });
+        assert_eq!((end, is_there), (JobEnd::Stopped, false), "{wire:?}: {folder:?}");
+    }
+}
+
+#[test]
+fn what_a_process_lacks_is_named_before_the_job_begins() {
+    if !can_run() {
+        return;
+    }
+    for (program, what) in [
+        ("address", "addresses from 0x100000000000 on are in use in this process"),
+        ("refused", "shared memory needs userfaultfd with UFFDIO_MOVE (Linux 6.8): "),
+    ] {
+        let (end, lines) = run(&launch(2, WIRES[0], "trouble", &[program]));
+        let JobEnd::Failed { rank: 1, status } = end else { panic!("{program}: {end:?}: {lines:?}") };
+        assert_eq!(status.code(), Some(1), "{program}: {lines:?}");
+        assert!(lines.iter().any(|(rank, line)| *rank == 1 && line.contains(what)), "{program}: {lines:?}");
+    }
+}
+
+#[test]
+fn segments_of_other_sizes_and_beyond_the_limit_are_refused() {
+    if !can_run() {
+        return;
+    }
+    let (end, lines) = run(&launch(2, WIRES[0], "trouble", &["sizes"]));
+    assert_eq!(end, JobEnd::Well, "{lines:?}");
+    let said = |what: &str| lines.iter().filter(|(_, line)| line.contains(what)).count();
+    assert_eq!((said("give all ranks the same size"), said("no room for the segment")), (1, 2), "{lines:?}");
+}
+
+/// A job locks no memory: it needs no part of `ulimit -l`.
+#[test]
+fn a_job_runs_without_the_right_to_lock_memory() {
+    if !can_run() {
+        return;
+    }
+    if std::process::Command::new("setpriv").arg("--version").output().is_err() {
+        return skip_this(SkipReason::MissingTool("setpriv"));
+    }
+    let script = format!("ulimit -l 0; exec setpriv --bounding-set=-ipc_lock {} 64 2", example("sor").display());
+    for wire in WIRES {
+        let job = Launch { wire, arguments: vec!["-c".into(), script.clone().into()], ..Launch::new(2, "sh") };
+        let (end, lines) = run(&job);
+        assert_eq!(end, JobEnd::Well, "{wire:?}: {lines:?}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ mod harness;
 use std::process::Command;
 use std::time::Duration;
 
-use byway_dsm::launch::{Hosts, JobEnd, Launch};
+use byway_dsm::launch::{HostLink, Hosts, JobEnd, Launch};
 use byway_skip::{SkipReason, skip_this};
 
 use harness::{WIRES, can_run, example, launch, run};
@@ -50,6 +50,7 @@ impl TwoHosts {
             hosts: self.names.iter().zip(Self::ADDRESSES).map(host).collect(),
             start: ["ip", "netns", "exec"].map(Into::into).to_vec(),
             agent: vec![example("agent").into()],
+            link: HostLink::default(),
         };
         Launch { hosts: Some(hosts), ..launch(ranks, WIRES[2], name, arguments) }
     }
@@ -70,10 +71,33 @@ fn two_hosts() -> Option<TwoHosts> {
 #[test]
 fn a_grid_is_relaxed_right_on_two_hosts() {
     let Some(hosts) = two_hosts() else { return };
-    let (end, lines) = run(&hosts.job(4, 7000, "sor", &["100", "8"]));
-    assert_eq!(end, JobEnd::Well, "{lines:?}");
-    let right = "grid of 100 x 100 right after 8 steps on 4 processes";
-    assert!(lines.iter().any(|(rank, line)| *rank == 0 && line.starts_with(right)), "{lines:?}");
+    for link in [HostLink::Tls, HostLink::Plain] {
+        let mut job = hosts.job(4, 7000, "sor", &["100", "8"]);
+        if let Some(all) = &mut job.hosts {
+            all.link = link;
+        }
+        let (end, lines) = run(&job);
+        assert_eq!(end, JobEnd::Well, "{link:?}: {lines:?}");
+        let right = "grid of 100 x 100 right after 8 steps on 4 processes";
+        assert!(lines.iter().any(|(rank, line)| *rank == 0 && line.starts_with(right)), "{link:?}: {lines:?}");
+    }
+}
+
+/// As where the program on one host is linked with an older byway, or another job's process is at a port of this one.
+#[test]
+fn a_process_without_the_jobs_key_is_refused_by_name() {
+    let Some(hosts) = two_hosts() else { return };
+    let other = rcgen::generate_simple_self_signed([byway_fabric::tls::GROUP_NAME.to_owned()]).unwrap();
+    let other = format!("export BYWAY_DSM_TLS='{}{}'", other.cert.pem(), other.signing_key.serialize_pem());
+    for (rank, does) in [(0, "unset BYWAY_DSM_TLS"), (1, "unset BYWAY_DSM_TLS"), (0, &other), (1, &other)] {
+        let sor = example("sor");
+        let script = format!("[ $BYWAY_DSM_RANK = {rank} ] && {does}; exec {} 64 2", sor.display());
+        let job = Launch { program: "sh".into(), ..hosts.job(2, 7000, "sor", &["-c", &script]) };
+        let (end, lines) = run(&job);
+        assert!(matches!(end, JobEnd::Failed { .. }), "{end:?}: {lines:?}");
+        let named = |(_, line): &(usize, String)| line.contains("rank 0 and this process have no key in common");
+        assert!(lines.iter().any(named), "rank {rank}, {does}: {lines:?}");
+    }
 }
 
 #[test]
@@ -117,5 +141,23 @@ fn a_port_in_use_is_named() {
     }
     let (end, lines) = run(&job);
     assert!(matches!(end, JobEnd::Failed { .. }), "{end:?}: {lines:?}");
-    assert!(lines.iter().any(|(_, line)| line.contains("cannot listen at 10.213.77.1:7000")), "{lines:?}");
+    assert!(lines.iter().any(|(_, line)| line.contains("cannot listen at tcp://10.213.77.1:7000")), "{lines:?}");
+}
+
+/// As after an update of one host alone.
+#[test]
+fn another_build_of_the_program_on_one_host_is_named() {
+    let Some(hosts) = two_hosts() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("sor");
+    let mut program = std::fs::read(example("sor")).unwrap();
+    program.push(0);
+    std::fs::write(&other, program).unwrap();
+    std::fs::set_permissions(&other, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script =
+        format!("[ $BYWAY_DSM_RANK = 0 ] && exec {} 64 2; exec {} 64 2", example("sor").display(), other.display());
+    let job = Launch { program: "sh".into(), ..hosts.job(2, 7000, "sor", &["-c", &script]) };
+    let (end, lines) = run(&job);
+    assert!(matches!(end, JobEnd::Failed { .. }), "{end:?}: {lines:?}");
+    assert!(lines.iter().any(|(_, line)| line.contains("runs another program than this process")), "{lines:?}");
 }

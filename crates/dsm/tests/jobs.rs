@@ -2,6 +2,8 @@
 
 mod harness;
 
+use std::collections::HashMap;
+
 use byway_dsm::launch::{JobEnd, Launch};
 use byway_dsm::{Consistency, Waits, Wire};
 
@@ -61,6 +63,16 @@ fn programs_without_races_are_right_with_release_consistency() {
 }
 
 #[test]
+fn more_pages_are_shared_than_one_message_has_notices_of() {
+    if !can_run() {
+        return;
+    }
+    let job = Launch { consistency: Consistency::Release, ..launch(2, Wire::Shm, "sharing", &["2", "1500"]) };
+    let (end, lines) = run(&job);
+    assert_eq!(end, JobEnd::Well, "{lines:?}");
+}
+
+#[test]
 fn a_device_and_locks_work_with_release_consistency() {
     if !can_run() {
         return;
@@ -100,7 +112,7 @@ fn a_grid_is_relaxed_right_however_pagers_wait() {
     if !can_run() {
         return;
     }
-    for waits in [Waits::Sleep, Waits::Poll, Waits::Spin] {
+    for waits in [Waits::Sleep, Waits::Poll, Waits::Spin, Waits::Points] {
         for consistency in [Consistency::Sequential, Consistency::Release] {
             let job = Launch { waits, consistency, ..launch(2, Wire::Shm, "sor", &["64", "4"]) };
             let (end, lines) = run(&job);
@@ -110,25 +122,29 @@ fn a_grid_is_relaxed_right_however_pagers_wait() {
 }
 
 /// The litmus programs on real processes: 10,000 rounds over shared memory and 2,000 over TCP, a hundred times as many with
-/// `BYWAY_LONG`. SB is run with fences, since an x86 processor's store buffer may show without.
+/// `BYWAY_LONG`. IRIW has four sides.
 #[test]
 fn litmus_programs_show_no_forbidden_outcome() {
     if !can_run() {
         return;
     }
     let times = if std::env::var_os("BYWAY_LONG").is_some() { 100 } else { 1 };
-    for (wire, rounds) in [(Wire::Shm, 10_000), (Wire::Tcp, 2_000)] {
-        let (end, lines) = run(&launch(2, wire, "litmus", &[&(times * rounds).to_string()]));
+    let mut most = HashMap::new();
+    for (ranks, wire, rounds) in [(2, Wire::Shm, 10_000), (2, Wire::Tcp, 2_000), (4, Wire::Shm, 2_000)] {
+        let (end, lines) = run(&launch(ranks, wire, "litmus", &[&(times * rounds).to_string()]));
         assert_eq!(end, JobEnd::Well, "{wire:?}: {lines:?}");
-        for name in ["MP", "SB with fences", "LB", "CoRR", "lock"] {
+        let two = ["MP", "SB", "SB with fences", "LB", "R with fences", "S", "2+2W", "CoRR", "lock"];
+        for name in two.into_iter().chain((ranks == 4).then_some("IRIW")) {
             let line = lines.iter().find_map(|(_, line)| line.strip_prefix(&format!("{name}: ")));
             let (outcomes, forbidden) = line.and_then(|line| line.split_once(" outcomes, ")).unwrap();
             assert_eq!(forbidden, "none forbidden", "{wire:?}, {name}");
-            // The rounds of a program that ended alike each time would show nothing.
-            let least = if name == "lock" { 1 } else { 2 };
-            assert!(outcomes.parse::<usize>().unwrap() >= least, "{wire:?}, {name}: {outcomes} outcomes");
+            let most: &mut usize = most.entry(name).or_default();
+            *most = outcomes.parse::<usize>().unwrap().max(*most);
         }
     }
+    // A program whose rounds all ended alike would show nothing. On a busy machine that may happen over one wire.
+    let alike: Vec<_> = most.iter().filter(|(name, most)| **name != "lock" && **most < 2).collect();
+    assert!(alike.is_empty(), "{alike:?}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ mod server;
 pub use byway_skip::{SkipReason, skip, skip_this};
 pub use certificates::Certificates;
 pub use foreign::{ForeignServer, noise};
-pub use mounts::{Mount, MountRig, lacks_mounts};
+pub use mounts::{Mount, MountRig, SmallDisk, lacks_mounts};
 pub use networks::{FAR, NEAR, Networks, Side};
 pub use rig::Rig;
 pub use script::Script;

@@ -10,7 +10,8 @@ use std::time::Instant;
 use byway_skip::SkipReason;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::{LIMIT, Server, binary, run, run_well, until};
+use crate::server::memory_bytes;
+use crate::{LIMIT, Server, binary, find_tool, run, run_well, until};
 
 /// Whether this machine mounts nothing, which is said aloud.
 pub fn lacks_mounts() -> bool {
@@ -79,25 +80,33 @@ impl MountRig {
     ///
     /// # Panics
     /// See [`MountRig::mount`].
-    pub fn mount_by(&self, mut command: Command, name: &str, uri: &str, more: &[&str]) -> Mount {
+    pub fn mount_by(&self, command: Command, name: &str, uri: &str, more: &[&str]) -> Mount {
         let at = self.path(name);
         std::fs::create_dir_all(&at).expect("a folder");
         let log = self.path(&format!("{name}.log"));
-        command.arg("mount").arg(uri).arg(&at).args(more);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(&log).expect("a log"));
-        let mut child = command.spawn().expect("byway starts");
-        let out = child.stdout.take().expect("piped");
+        File::create(&log).expect("a log");
+        let (child, ready) = start(command, (&at, &log), uri, more);
         let mount = Mount { at, log, child };
-        let (send, ready) = mpsc::channel();
-        std::thread::spawn(move || {
-            let mut line = String::new();
-            let _ = BufReader::new(out).read_line(&mut line);
-            let _ = send.send(line);
-        });
         let line = ready.recv_timeout(LIMIT).unwrap_or_default();
         assert!(line.starts_with("ready mount "), "{line}\n{}", mount.log());
         mount
     }
+}
+
+/// Starts the process of a mount, and says what its first line is.
+fn start(mut command: Command, (at, log): (&Path, &Path), uri: &str, more: &[&str]) -> (Child, mpsc::Receiver<String>) {
+    command.arg("mount").arg(uri).arg(at).args(more);
+    let log = File::options().append(true).open(log).expect("a log");
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
+    let mut child = command.spawn().expect("byway starts");
+    let out = child.stdout.take().expect("piped");
+    let (send, ready) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let _ = BufReader::new(out).read_line(&mut line);
+        let _ = send.send(line);
+    });
+    (child, ready)
 }
 
 /// A mount and its process; both end with this.
@@ -118,6 +127,44 @@ impl Mount {
     /// What its process has said.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
+    }
+
+    /// Messages that it has sent to its server, but for those that renew leases.
+    ///
+    /// # Panics
+    /// If the mount does not say.
+    pub fn messages(&self) -> u64 {
+        let mut value = [0; 32];
+        let len = rustix::fs::getxattr(&self.at, "byway.messages", &mut value[..]).expect("a mount says");
+        str::from_utf8(&value[..len]).expect("a number").parse().expect("a number")
+    }
+
+    /// The number of its process.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Has another process take it over, and waits for the end of the one before.
+    ///
+    /// # Panics
+    /// If either fails.
+    pub fn take_over(&mut self, uri: &str) {
+        let (child, ready) = start(Command::new(binary()), (&self.at, &self.log), uri, &["--takeover"]);
+        let mut before = std::mem::replace(&mut self.child, child);
+        let line = ready.recv_timeout(LIMIT).unwrap_or_default();
+        let ended = until(Instant::now() + LIMIT, "the end of the process before", || {
+            before.try_wait().expect("it was started")
+        });
+        assert!(line.starts_with("ready mount "), "{line}\n{}", self.log());
+        assert!(ended.success(), "{ended}\n{}", self.log());
+    }
+
+    /// Memory of its process that is no file's (`RssAnon` and `RssShmem`), in bytes.
+    ///
+    /// # Panics
+    /// If the process has ended.
+    pub fn memory_bytes(&self) -> u64 {
+        memory_bytes(self.process())
     }
 
     /// Sends its process a signal.
@@ -157,5 +204,27 @@ impl Drop for Mount {
         if std::thread::panicking() {
             eprintln!("--- the mount's log:\n{}", self.log());
         }
+    }
+}
+
+/// A file system in memory of 4 MiB, until this is dropped.
+#[derive(Debug)]
+pub struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// Mounts it there.
+    ///
+    /// # Panics
+    /// If it cannot be mounted.
+    pub fn mount(at: &Path) -> Self {
+        let mount = find_tool("mount").expect("mount is installed");
+        run_well(&mount, &["-t", "tmpfs", "-o", "size=4m", "tmpfs", &at.display().to_string()]);
+        Self(at.to_owned())
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = find_tool("umount").map(|umount| run(&umount, &["-l", &self.0.display().to_string()]));
     }
 }

@@ -42,7 +42,7 @@ impl Holder {
     /// Starts one, and waits until it has left our namespace.
     fn start(unshare: &Path) -> Option<Self> {
         let mut command = Command::new(unshare);
-        command.args(["--net", "sleep", "600"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(["--net", "sleep", "4000"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let mut holder = Self(command.spawn().ok()?);
         let ours = std::fs::read_link("/proc/self/ns/net").ok()?;
         let theirs = format!("/proc/{}/ns/net", holder.0.id());

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 /// How long anything here may take before the test fails.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// The same for a program that is run: those of a long run work for a minute by themselves.
+/// The same for a program that is run: those of a long run work for minutes by themselves.
 fn program_limit() -> Duration {
-    if std::env::var_os("BYWAY_LONG").is_some() { LIMIT * 3 } else { LIMIT }
+    if std::env::var_os("BYWAY_LONG").is_some() { LIMIT * 20 } else { LIMIT }
 }
 
 /// The binary under test: `BYWAY_BIN`, else the workspace's release or debug build.
@@ -104,18 +104,17 @@ impl Server {
 
     /// Memory that is its own (`RssAnon`), in bytes.
     pub fn anonymous_bytes(&self) -> u64 {
-        self.resident_bytes("RssAnon:")
+        resident_bytes(self.id(), "RssAnon:")
     }
 
     /// Memory that is files' (`RssFile` and `RssShmem`), in bytes.
     pub fn mapped_bytes(&self) -> u64 {
-        self.resident_bytes("RssFile:") + self.resident_bytes("RssShmem:")
+        resident_bytes(self.id(), "RssFile:") + resident_bytes(self.id(), "RssShmem:")
     }
 
-    fn resident_bytes(&self, kind: &str) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.id())).expect("it lives");
-        let line = status.lines().find_map(|line| line.strip_prefix(kind)).expect("the kernel says");
-        line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
+    /// Memory that is no file's (`RssAnon` and `RssShmem`), in bytes.
+    pub fn memory_bytes(&self) -> u64 {
+        memory_bytes(self.id())
     }
 
     /// Whether it still runs.
@@ -145,6 +144,17 @@ impl Drop for Server {
             eprintln!("--- byway's log:\n{}", self.log());
         }
     }
+}
+
+/// Memory of a process that is no file's, in bytes.
+pub(crate) fn memory_bytes(process: u32) -> u64 {
+    resident_bytes(process, "RssAnon:") + resident_bytes(process, "RssShmem:")
+}
+
+fn resident_bytes(process: u32, kind: &str) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{process}/status")).expect("it lives");
+    let line = status.lines().find_map(|line| line.strip_prefix(kind)).expect("the kernel says");
+    line.trim().trim_end_matches(" kB").parse::<u64>().expect("a number") * 1024
 }
 
 /// Looks until there is something, or fails the test at the deadline.
@@ -193,7 +203,7 @@ pub fn wait_until_idle(ids: &[u32], mut meanwhile: impl FnMut()) {
     });
 }
 
-/// Runs a program to its end, at most [`LIMIT`], or three times that in a long run.
+/// Runs a program to its end, at most [`LIMIT`], or twenty times that in a long run.
 ///
 /// # Panics
 /// If it cannot be started or takes too long.

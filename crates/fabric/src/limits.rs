@@ -218,8 +218,9 @@ pub const SEGMENTS_MAX: usize = 64;
 /// Bytes of one put or get; more are refused.
 pub const OPERATION_BYTES_MAX: usize = 16 << 30;
 
-/// Bytes that a node copies in one turn of its loop, in memory that its peers have lent: a copy of 16 MiB takes 2 to 5 ms. What is
-/// left of an operation, at most a MiB too late, is copied in the next turns.
+/// Bytes that a loop of a node or of `byway serve` copies in one turn, in memory that its peers have lent: a copy of 16 MiB takes 2 to
+/// 5 ms. What is left is copied in the next turns. The last copy of a turn may exceed the bound: by a MiB in a node, by a request
+/// in a server.
 pub const TURN_BYTES_MAX: usize = 16 << 20;
 
 /// Sessions whose peers one window is open to; more are refused.
@@ -245,6 +246,12 @@ pub const ENDED_SESSIONS_MAX: usize = 1024;
 
 /// The default of a node's frames, in bytes. Pages that were never used take no memory.
 pub const NODE_FRAME_BYTES_DEFAULT: usize = 64 << 20;
+
+/// How long a node's loop is left alone before a thread that waits in the background drives it, and how long that thread pauses at most
+/// while another one drives for long. A call of a file takes 20 to 300 us.
+pub const BACKGROUND_PAUSE: Duration = Duration::from_micros(500);
+/// See [`BACKGROUND_PAUSE`].
+pub const BACKGROUND_PAUSE_MAX: Duration = Duration::from_millis(8);
 
 /// The default of the silence after which a node probes a peer from which it expects a reply; it is dead after as much again. Longer
 /// than a loop's own, since a peer's program may compute and neither wait nor poll.

@@ -9,6 +9,7 @@
 //! that they accept from then on. [`TlsServer::has_revoked`] finds earlier connections that must end.
 
 mod error;
+mod group;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ use rustls::server::danger::ClientCertVerifier;
 use rustls::{CertificateError, ClientConfig, ClientConnection, RootCertStore, ServerConfig, ServerConnection};
 
 pub use self::error::{TlsError, TlsSetupError};
+pub use self::group::GROUP_NAME;
 pub use self::stream::{PeerIdentity, TlsStream};
 use crate::limits::PEM_BYTES_MAX;
 pub use rustls::AlertDescription;

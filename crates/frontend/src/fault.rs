@@ -10,12 +10,17 @@
 //! During a move no message is read: a thread that changes a mapping waits until its message is read, so no move ever takes
 //! a page of another mapping than the pager meant.
 
+mod children;
 mod fills;
 pub mod keeper;
+mod latency;
 mod maps;
+mod page_merging;
 mod process;
 mod programs;
+mod status;
 mod store;
+mod thrashing;
 mod waiting;
 
 use std::fs::File;
@@ -24,23 +29,30 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use byway_reactor::userfault::dead_mans_switch::DeadMansSwitch;
 use byway_reactor::userfault::helper::MOVES_MAX;
 use byway_reactor::userfault::{Event, FaultKind, Features, Read, Userfault};
 use byway_rpc::node::Rpc;
 use byway_service::limits::LENDER_PAUSE;
 use byway_service::memory::Borrower;
 use byway_service::memory::pager::{
-    Action, Contents, Counters, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, Place, SpaceId,
+    Action, Contents, Counters, FillOutcome, Moved, Overdue, PAGE_BYTES, PageId, Pager, Place, SpaceId,
 };
 use byway_service::memory::pool::{Class, PoolCounters, Told};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Resource, getrlimit};
 
-use self::fills::FILL_PAGES_MAX;
+use self::fills::{FILL_PAGES_MAX, Fill};
+pub use self::latency::Latencies;
+use self::latency::Waits;
 use self::maps::Candidate;
+pub(crate) use self::page_merging::PageMerging;
 use self::process::{Helped, Process};
-use self::store::Store;
-use self::waiting::Spin;
+use self::status::Rates;
+pub use self::status::{FarStatus, LenderShare, ask};
+pub(crate) use self::store::Store;
+use self::thrashing::Thrashing;
+pub(crate) use self::waiting::Spin;
 use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES};
 
 /// How often the programs' memory is looked at.
@@ -57,7 +69,6 @@ const FEATURES: Features = Features::UNMAP
     .and(Features::REMAP)
     .and(Features::REMOVE)
     .and(Features::FORK)
-    .and(Features::THREAD)
     .and(Features::MOVE)
     .and(Features::POISON)
     .and(Features::WRITE_PROTECT);
@@ -84,6 +95,8 @@ pub struct FarReport {
     pub resident_bytes_max: usize,
     /// Programs that were paged.
     pub programs: u32,
+    /// Waits for pages.
+    pub latencies: Latencies,
 }
 
 /// The programs of one `byway far`.
@@ -96,9 +109,18 @@ pub struct FarJob {
     /// Where pages are gathered that are filled by one call.
     fill_bytes: Vec<u8>,
     spin: Spin,
+    merging: PageMerging,
+    waits: Waits,
+    rates: Rates,
+    thrashing: Thrashing,
+    /// When it was looked last.
+    resident_bytes: usize,
     /// Programs that have connected and said nothing yet, and since when.
     greetings: Vec<(OwnedFd, Instant)>,
     processes: Vec<Process>,
+    /// Kills forked children, which have no helper, when this process and the keeper are killed at once. Made when it is first needed, and
+    /// dropped after the processes.
+    switch: Option<DeadMansSwitch>,
     limit_bytes: usize,
     spaces: u32,
     /// Mappings are watched.
@@ -151,8 +173,14 @@ impl FarJob {
             store,
             fill_bytes: vec![0; FILL_PAGES_MAX * PAGE_BYTES],
             spin: Spin::new(),
+            merging: PageMerging::new(now),
+            waits: Waits::default(),
+            rates: Rates::new(now),
+            thrashing: Thrashing::new(now),
+            resident_bytes: 0,
             greetings: Vec::new(),
             processes: Vec::new(),
+            switch: None,
             limit_bytes,
             spaces: 0,
             is_watching: false,
@@ -179,6 +207,7 @@ impl FarJob {
         let _ = std::fs::remove_file(&self.path);
         self.report.pager = self.pager.counters();
         self.report.pool = self.store.pool().counters();
+        self.report.latencies = self.waits.latencies;
         self.store.close();
         Ok(self.report)
     }
@@ -264,7 +293,12 @@ impl FarJob {
         let is_moving = self.pager.moves_in_flight() > 0;
         self.moving_since = is_moving.then(|| self.moving_since.unwrap_or_else(Instant::now));
         let are_moves_slow = self.moving_since.is_some_and(|since| since.elapsed() >= SLOW_LOOK);
-        self.pager.note_overdue(are_moves_slow || self.store.pool().is_slow());
+        let overdue = match (are_moves_slow, self.store.pool().is_slow()) {
+            (true, _) => Overdue::Moves,
+            (false, true) => Overdue::Puts,
+            (false, false) => Overdue::Nothing,
+        };
+        self.pager.note_overdue(overdue);
         self.pager.retry();
         self.act();
     }
@@ -283,11 +317,9 @@ impl FarJob {
     fn message(&mut self, space: SpaceId, event: Event) {
         let pages = |range: &Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
         match event {
-            Event::Fault { address, kind: FaultKind::Missing, thread, .. } => {
-                if let Some(process) = self.processes.iter_mut().find(|process| process.space == space) {
-                    process.thread = Some(thread);
-                }
+            Event::Fault { address, kind: FaultKind::Missing, write, .. } => {
                 let at = PageId { space, page: (address / PAGE_BYTES) as u64 };
+                self.waits.begin(at);
                 if !self.pager.knows(at) {
                     self.adopt(space);
                 }
@@ -295,12 +327,20 @@ impl FarJob {
                     // The mapping has grown where it is. Nothing of it was ever moved out, since only what is known is.
                     self.pager.add_pages(space, at.page..at.page + 1, &[]);
                 }
-                self.pager.fault(at);
+                self.pager.fault(at, write);
             }
-            Event::Fault { address, .. } => self.wake(space, &(address..address + PAGE_BYTES)),
+            Event::Fault { address, .. } => {
+                let at = PageId { space, page: (address / PAGE_BYTES) as u64 };
+                self.waits.begin(at);
+                self.pager.write_fault(at);
+            }
             Event::Removed(range) => {
                 self.pager.removed(space, pages(&range));
                 self.wake(space, &range);
+                let process = self.processes.iter_mut().find(|process| process.space == space);
+                if let Some(helped) = process.and_then(|process| process.helped.as_mut()) {
+                    helped.note_dropped(range);
+                }
             }
             Event::Unmapped(range) => {
                 self.pager.unmapped(space, pages(&range));
@@ -314,13 +354,17 @@ impl FarJob {
             Event::Forked(userfault) => {
                 let child = self.next_space();
                 let is_far = self.pager.forked(space, child);
+                if is_far {
+                    self.find_forking_child(space);
+                }
                 // Reading this takes the longer the more memory the parent has, and is of no use where the child has all of its pages.
-                let parent = self.processes.iter().find(|process| is_far && process.space == space);
-                let wiped = parent.map(Process::wiped_on_fork).unwrap_or_default();
+                let parent = self.processes.iter().find(|process| process.space == space);
+                let wiped = parent.filter(|_| is_far).map(Process::wiped_on_fork).unwrap_or_default();
+                let number = parent.and_then(Process::number);
                 for range in &wiped {
                     self.pager.removed(child, pages(range));
                 }
-                self.processes.push(Process::of_child(child, userfault, wiped));
+                self.processes.push(Process::of_child(child, userfault, wiped, number));
             }
         }
     }
@@ -339,7 +383,8 @@ impl FarJob {
         let Ok(candidates) = helped.candidates() else { return };
         let pages = |range: &Range<usize>| (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
         for Candidate { range, grows_to } in candidates {
-            if !process.is_watched(range.clone()) {
+            let first = PageId { space, page: (range.start / PAGE_BYTES) as u64 };
+            if !process.is_watched(range.clone(), self.pager.is_protected(first)) {
                 self.pager.forget_present(space, pages(&range));
             }
             for part in self.pager.unknown(space, pages(&range)) {
@@ -359,6 +404,17 @@ impl FarJob {
         }
     }
 
+    /// Counts pages that were dropped by `MADV_FREE`, and are there still or again.
+    fn look_at_dropped(&mut self) {
+        for process in &mut self.processes {
+            let Some(helped) = &mut process.helped else { continue };
+            for range in helped.take_present_of_dropped() {
+                let pages = (range.start / PAGE_BYTES) as u64..(range.end / PAGE_BYTES) as u64;
+                self.pager.found_present(process.space, pages);
+            }
+        }
+    }
+
     /// Looks at the programs' memory.
     fn look(&mut self) {
         let now = Instant::now();
@@ -366,15 +422,21 @@ impl FarJob {
             return;
         }
         self.looked = now;
+        let mut is_slow_look = false;
+        self.pager.protect_pages(self.merging.is_off(now));
         if now.duration_since(self.looked_slowly) >= SLOW_LOOK {
             self.looked_slowly = now;
+            is_slow_look = true;
+            self.look_at_dropped();
             for index in (0..self.processes.len()).rev() {
                 if self.processes[index].helped.is_none() && self.processes[index].userfault.is_gone() {
                     self.remove(index);
                 }
             }
             self.pager.retry_moves();
+            self.count_rates(now);
         }
+        self.find_children(is_slow_look);
         if now.duration_since(self.looked_for_places) >= LENDER_PAUSE {
             self.looked_for_places = now;
             self.pager.try_places_again();
@@ -390,6 +452,7 @@ impl FarJob {
                 grown.push(process.space);
             }
         }
+        self.resident_bytes = resident;
         self.report.resident_bytes_max = self.report.resident_bytes_max.max(resident);
         let begins = !self.is_watching && resident > self.limit_bytes / 2;
         self.is_watching |= begins;
@@ -411,19 +474,23 @@ impl FarJob {
 
     /// Does what the pager says.
     fn act(&mut self) {
-        let mut moves: Vec<(PageId, u32)> = Vec::new();
-        let mut fills: Vec<(PageId, u32)> = Vec::new();
+        let mut moves: Vec<(PageId, u32, bool)> = Vec::new();
+        let mut fills: Vec<Fill> = Vec::new();
         let mut gets: Vec<(u32, Place)> = Vec::new();
         loop {
             while let Some(action) = self.pager.next_action() {
                 match action {
-                    Action::MoveOut(at, frame) => moves.push((at, frame)),
+                    Action::MoveOut(at, frame, is_protected) => moves.push((at, frame, is_protected)),
                     Action::Put(frame, place) => self.store.pool().put(frame, place),
+                    Action::Keep(frame, place) => self.store.pool().keep(frame, place),
                     Action::Get(frame, place) => gets.push((frame, place)),
-                    Action::Fill(at, Contents::Frame(frame)) => fills.push((at, frame)),
+                    Action::Fill(at, Contents::Frame(frame)) => fills.push(Fill { at, frame, protect: false }),
+                    Action::Fill(at, Contents::Protected(frame)) => fills.push(Fill { at, frame, protect: true }),
+                    Action::Unprotect(at) => self.unprotect(at),
                     Action::Fill(at, Contents::Zeroes(count)) => self.fill_zeroes(at, count),
                     Action::Poison(at) => self.poison(at),
                     Action::Wake(at) => {
+                        self.waits.end(at);
                         let start = at.page as usize * PAGE_BYTES;
                         self.wake(at.space, &(start..start + PAGE_BYTES));
                     }
@@ -444,11 +511,11 @@ impl FarJob {
     }
 
     /// Has helpers move pages out.
-    fn command(&mut self, mut moves: Vec<(PageId, u32)>) {
+    fn command(&mut self, mut moves: Vec<(PageId, u32, bool)>) {
         // Pages that lie side by side are moved by one call.
         moves.sort_unstable();
-        while let Some((first, _)) = moves.first().copied() {
-            let (mut one, others): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(at, _)| at.space == first.space);
+        while let Some((first, ..)) = moves.first().copied() {
+            let (mut one, others): (Vec<_>, Vec<_>) = moves.into_iter().partition(|(at, ..)| at.space == first.space);
             let more = one.split_off(one.len().min(MOVES_MAX));
             moves = [more, others].concat();
             let helped = self.processes.iter_mut().find(|process| process.space == first.space);
@@ -456,11 +523,23 @@ impl FarJob {
             // A helper has one command at a time.
             let said = helped.is_some_and(|helped| helped.commanded.is_empty() && helped.command(&one));
             if !said {
-                for (_, frame) in one {
+                for (_, frame, _) in one {
                     self.pager.moved(frame, Moved::Stays);
                 }
             }
         }
+    }
+
+    fn unprotect(&mut self, at: PageId) {
+        let process = self.processes.iter().find(|process| process.space == at.space);
+        let outcome = process.map_or(FillOutcome::NoMapping, |process| process.unprotect(at));
+        if outcome == FillOutcome::NoMapping {
+            self.wake(at.space, &(at.page as usize * PAGE_BYTES..(at.page as usize + 1) * PAGE_BYTES));
+        }
+        if outcome != FillOutcome::Changing {
+            self.waits.end(at);
+        }
+        self.pager.unprotected(at, outcome);
     }
 
     fn poison(&mut self, at: PageId) {
@@ -472,6 +551,7 @@ impl FarJob {
                 "a page is lost with its lender: its program gets SIGBUS; --class disk and --class mirror=2 keep a copy of each page"
             );
         }
+        self.waits.end(at);
         self.pager.poisoned(at, outcome);
     }
 }

@@ -3,14 +3,14 @@
 /// Heap memory of the replies that wait for one client of the server. Above nothing more is read from it.
 pub const CONNECTION_HEAP_BYTES_MAX: usize = 256 << 10;
 
-/// Heap memory of the replies that wait for all clients of a loop. Above nothing more is read from those who have not taken
-/// [`CONNECTION_HEAP_BYTES_MIN`] of theirs, and a block status tells [`CROWDED_EXTENTS_MAX`] extents.
-pub const DOOR_HEAP_BYTES_MAX: usize = 4 << 20;
+/// Heap memory of the replies that wait for all clients of a loop, in bytes. Above it, nothing is read from a client that has not
+/// taken [`CONNECTION_HEAP_BYTES_MIN`] of its replies, and a block status has at most [`CROWDED_EXTENTS_MAX`] extents.
+pub const FRONTEND_HEAP_BYTES_MAX: usize = 4 << 20;
 
-/// Extents that a block status tells while more than [`DOOR_HEAP_BYTES_MAX`] waits: the client asks again for the rest.
+/// Extents that a block status tells while more than [`FRONTEND_HEAP_BYTES_MAX`] waits: the client asks again for the rest.
 pub const CROWDED_EXTENTS_MAX: usize = 64;
 
-/// See [`DOOR_HEAP_BYTES_MAX`].
+/// See [`FRONTEND_HEAP_BYTES_MAX`].
 pub const CONNECTION_HEAP_BYTES_MIN: usize = 4 << 10;
 
 /// Longest string of the NBD protocol (export name, description, error message), in bytes
@@ -124,8 +124,8 @@ pub const INPUT_BYTES_MAX: usize = 256 << 10;
 /// its own, so that it is copied once.
 pub const SMALL_WRITE_BYTES_MAX: usize = 16 << 10;
 
-/// Frames of one loop that payloads of writes may be received into, as a share of the pool; above, a connection gets a frame
-/// only for bytes that have come, so that those who pause hold none.
+/// Frames of one loop that payloads of writes may be received into, as a share of the pool; above it, a connection gets a frame
+/// only for bytes that have arrived, so that a connection that pauses holds no frame.
 pub const PAYLOAD_SHARE_MAX: usize = 2;
 
 /// The parts in which a read is answered that would take more frames than one request may hold, in bytes.
@@ -155,7 +155,7 @@ pub const HTTP_CONNECTIONS_MAX: usize = 16;
 /// pauses of most scrapers would only keep connections for them that cost as much to keep as to open.
 pub const HTTP_IDLE_SECONDS_MAX: u64 = 10;
 
-/// How long an HTTP connection lives, in seconds, whatever it does: who sends a byte now and then keeps no place for ever.
+/// How long an HTTP connection lives, in seconds, whatever it does: a client that sends a byte now and then does not keep its connection.
 pub const HTTP_CONNECTION_SECONDS_MAX: u64 = 60;
 
 /// The longest WRITE and READ of a mount, in bytes: what the kernel sends at most by default (`fs.fuse.max_pages_limit`, 256 pages).
@@ -201,5 +201,17 @@ pub const FAR_PROGRAMS_MAX: usize = 1024;
 /// Descriptors that a job keeps for what is no program's: programs that begin, the first forks of programs that have, lenders, files.
 pub const FAR_DESCRIPTORS_KEPT: usize = 4 * FAR_GREETINGS_MAX;
 
+/// Bytes of what a job of far memory tells when it is asked: some 100 for each lender.
+pub const FAR_STATUS_BYTES_MAX: usize = 64 << 10;
+
+/// Faults that are timed at once, one for each thread that waits; waits of others are not counted.
+pub const FAR_FAULTS_TIMED_MAX: usize = 16 << 10;
+
 /// Programs of a job that have connected and said nothing yet; further ones wait in the socket.
 pub const FAR_GREETINGS_MAX: usize = 64;
+
+/// Requests of a ublk device that are under way at a time; further ones wait in the kernel.
+pub const UBLK_QUEUE_DEPTH: u16 = 128;
+
+/// The longest request of a ublk device, in bytes.
+pub const UBLK_REQUEST_BYTES_MAX: u32 = 1 << 20;

@@ -157,14 +157,6 @@ impl LoopDevice {
         // SAFETY: the ioctl has no argument.
         Ok(unsafe { ioctl(&self.device, NoArg::<SET_CAPACITY>::new()) }?)
     }
-
-    /// Whether it is mounted, part of another device, or otherwise claimed.
-    ///
-    /// # Errors
-    /// The kernel's.
-    pub fn is_claimed(&self) -> io::Result<bool> {
-        is_claimed(&self.path)
-    }
 }
 
 /// Whether a block device is mounted, part of another one, or otherwise claimed by one user alone.
@@ -172,11 +164,20 @@ impl LoopDevice {
 /// # Errors
 /// The kernel's.
 pub fn is_claimed(path: &Path) -> io::Result<bool> {
+    claim(path).map(|claimed| claimed.is_none())
+}
+
+/// Claims a block device: until the file is closed it can neither be mounted nor become part of another one. `None` if it is
+/// claimed already.
+///
+/// # Errors
+/// The kernel's.
+pub fn claim(path: &Path) -> io::Result<Option<File>> {
     // O_EXCL without O_CREAT claims a block device (open(2)).
     let flags = rustix::fs::OFlags::EXCL.bits() as i32;
     match File::options().read(true).custom_flags(flags).open(path) {
-        Ok(_) => Ok(false),
-        Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(true),
+        Ok(claimed) => Ok(Some(claimed)),
+        Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(None),
         Err(error) => Err(error),
     }
 }

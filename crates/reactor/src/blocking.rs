@@ -52,6 +52,34 @@ pub(crate) unsafe fn read(fd: BorrowedFd<'_>, memory: RawBuffer, offset: u64) ->
     Ok(done)
 }
 
+/// Reads what is in the page cache, until `memory` is full or the file ends.
+///
+/// # Errors
+/// `EAGAIN` if a page is not there, `EOPNOTSUPP` where the file system cannot tell; else the kernel's.
+///
+/// # Safety
+/// As for [`read`].
+pub(crate) unsafe fn read_cached(fd: BorrowedFd<'_>, memory: RawBuffer, offset: u64) -> Result<usize, Errno> {
+    let mut done = 0;
+    while done < memory.len {
+        // SAFETY: the rest of `memory` is valid, by the caller's word.
+        let iov = libc::iovec { iov_base: unsafe { memory.ptr.add(done) }.cast(), iov_len: memory.len - done };
+        // SAFETY: one iovec that describes valid memory.
+        let n = unsafe {
+            libc::preadv2(fd.as_raw_fd(), &raw const iov, 1, (offset + done as u64) as i64, libc::RWF_NOWAIT)
+        };
+        match n {
+            0 => break,
+            n if n > 0 => done += n as usize,
+            _ => match last_error() {
+                Errno::INTR => {}
+                error => return Err(error),
+            },
+        }
+    }
+    Ok(done)
+}
+
 /// Writes all of `memory`; `durable` adds `RWF_DSYNC`.
 ///
 /// # Safety

@@ -13,6 +13,7 @@
 pub mod activation;
 pub mod limits;
 
+pub mod blocked_signals;
 mod blocking;
 pub mod bytewise;
 mod counters;

@@ -298,6 +298,29 @@ impl Os {
         Ok(n)
     }
 
+    /// Reads at once what no device is needed for, until `memory` is full or the file ends.
+    ///
+    /// # Errors
+    /// `EAGAIN` if the rest would have to come from a device, or may have to: some of `memory` may be filled. Else the kernel's.
+    ///
+    /// # Safety
+    /// `memory` is valid for writes of its length during the call; others may access it, as other processes do.
+    pub(crate) unsafe fn read_cached(&mut self, file: File, offset: u64, memory: RawBuffer) -> Result<usize, Errno> {
+        let os = self.os_file(file)?;
+        if os.device {
+            return Err(Errno::AGAIN);
+        }
+        // SAFETY: by the caller's word.
+        let read = unsafe {
+            if os.in_memory {
+                blocking::read(os.fd(), memory, offset)
+            } else {
+                blocking::read_cached(os.fd(), memory, offset)
+            }
+        };
+        read.map_err(|error| if error == Errno::OPNOTSUPP { Errno::AGAIN } else { error })
+    }
+
     /// Writes at once if the file lives in memory; else `EAGAIN`.
     pub(crate) fn try_write(&mut self, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let os = self.os_file(file)?;

@@ -207,6 +207,12 @@ pub enum Bug {
     PagerShortPutTaken,
     /// The pager fills a page that was lost with zeroes.
     PagerLostIsZeroes,
+    /// A forked child reads zeroes where its parent's page is in a frame.
+    PagerForkWithoutFrames,
+    /// The pager lets a program write to a protected page, and goes on taking the page for unchanged.
+    PagerWriteNotNoted,
+    /// A page leaves without a put although too few copies of it are left.
+    PoolKeepsTooFewCopies,
     /// Pages that are got at once come into each other's frames.
     PoolGetsMixedUp,
     /// A lender keeps the slabs of a borrower that does not renew them.
@@ -331,7 +337,7 @@ impl Bug {
     ];
 
     /// Those of far memory.
-    pub const MEMORY: [Self; 17] = [
+    pub const MEMORY: [Self; 20] = [
         Self::PoolNoOtherCopy,
         Self::PoolPutToOneCopy,
         Self::PoolChecksumIgnored,
@@ -347,6 +353,9 @@ impl Bug {
         Self::PoolSlowLenderAwaited,
         Self::PagerShortPutTaken,
         Self::PagerLostIsZeroes,
+        Self::PagerForkWithoutFrames,
+        Self::PagerWriteNotNoted,
+        Self::PoolKeepsTooFewCopies,
         Self::PoolGetsMixedUp,
         Self::LenderWaitsForEver,
     ];

@@ -7,6 +7,7 @@
 //! until it is answered. While such a change is under way, or its message unread, calls that fill or move pages fail with
 //! [`FillError::Changing`]: the caller reads the messages first, then looks again whether the page is still to be filled.
 
+pub mod dead_mans_switch;
 pub mod helper;
 mod message;
 pub mod pagemap;

@@ -25,6 +25,7 @@ mod symbols;
 mod target;
 mod umask;
 mod walk;
+mod working_directory;
 
 #[cfg(not(test))]
 #[used]

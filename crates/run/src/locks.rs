@@ -50,7 +50,7 @@ pub(crate) fn lock(open: &Open, family: Family, bytes: (u64, u64), kind: LockKin
                 }
             }
             Ok(()) if family == Family::Process && kind != LockKind::Unlock => {
-                let file = (open.described.map, open.described.ino);
+                let file = (open.map()?, open.described.ino);
                 return inside(|| {
                     locked(&process::this().ok_or(Errno::IO)?.locked_files).insert(file);
                     Ok(())
@@ -83,8 +83,8 @@ pub(crate) fn test(open: &Open, family: Family, lock: &libc::flock, bytes: (u64,
 
 /// A descriptor was closed: the process's own locks of the file end, as POSIX says.
 pub(crate) fn closed(open: &Open) {
-    let Some(process) = process::this() else { return };
-    let had = locked(&process.locked_files).remove(&(open.described.map, open.described.ino));
+    let (Some(process), Ok(map)) = (process::this(), open.map()) else { return };
+    let had = locked(&process.locked_files).remove(&(map, open.described.ino));
     if had
         && let Ok(live) = open.live()
         && let Ok(handle) = live.handle()

@@ -1,6 +1,7 @@
 //! Which paths belong to which share, as `byway run` says in the environment.
 //!
-//! Each line of the variable is a prefix, an address and a share's name, with tabs between them.
+//! Each line of the variable is a prefix, an address and a share's name, with tabs between them. For TLS the name that the server's
+//! certificate is to have follows, the file with authorities, and perhaps those with this client's certificate and its key.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -18,6 +19,25 @@ pub(crate) struct Map {
     pub(crate) prefix: Vec<u8>,
     pub(crate) address: Address,
     pub(crate) share: String,
+    pub(crate) tls: Option<Tls>,
+}
+
+/// Where the client's side of TLS is to be had.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tls {
+    /// That the server's certificate is to have.
+    pub(crate) name: String,
+    pub(crate) authorities: PathBuf,
+    /// This client's certificate and its key.
+    pub(crate) own: Option<(PathBuf, PathBuf)>,
+}
+
+impl Map {
+    /// The share's address and name: text that is the same in all programs that have a map of the share, whatever its prefix. It has no
+    /// line break.
+    pub(crate) fn identity(&self) -> String {
+        format!("{}\t{}", self.address, self.share)
+    }
 }
 
 /// All of them; `None` for text that `byway run` has not written.
@@ -29,12 +49,27 @@ fn map(line: &[u8]) -> Option<Map> {
     let mut fields = line.split(|byte| *byte == b'\t');
     let (prefix, address, share) = (fields.next()?, fields.next()?, fields.next()?);
     let prefix = (prefix.first() == Some(&b'/')).then(|| prefix.to_vec())?;
-    Some(Map { prefix, address: parse_address(address)?, share: String::from_utf8(share.to_vec()).ok()? })
+    let tls = match fields.collect::<Vec<_>>()[..] {
+        [] => None,
+        [name, authorities] => Some(Tls { name: text(name)?, authorities: path(authorities), own: None }),
+        [name, authorities, certificate, key] => {
+            Some(Tls { name: text(name)?, authorities: path(authorities), own: Some((path(certificate), path(key))) })
+        }
+        _ => return None,
+    };
+    Some(Map { prefix, address: parse_address(address)?, share: text(share)?, tls })
+}
+
+fn text(bytes: &[u8]) -> Option<String> {
+    String::from_utf8(bytes.to_vec()).ok()
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(OsString::from_vec(bytes.to_vec()))
 }
 
 /// As an address is displayed.
 fn parse_address(text: &[u8]) -> Option<Address> {
-    let path = |bytes: &[u8]| PathBuf::from(OsString::from_vec(bytes.to_vec()));
     let socket = |bytes: &[u8]| std::str::from_utf8(bytes).ok()?.parse().ok();
     if let Some(rest) = text.strip_prefix(b"tcp://") {
         return socket(rest).map(Address::Tcp);
@@ -102,6 +137,15 @@ mod tests {
             (maps[1].prefix.as_slice(), maps[1].address.to_string()),
             (&b"/a/b"[..], "unix:///run/b".to_owned())
         );
+        let secure =
+            parse(b"/far\ttcp://127.0.0.1:4711\thome\tstore1\t/ca\n/a\ttcp://[::1]:1\tx\tb\t/ca\t/c\t/k").unwrap();
+        let tls: Vec<&Tls> = secure.iter().filter_map(|map| map.tls.as_ref()).collect();
+        assert_eq!(
+            (tls[0].name.as_str(), tls[0].authorities.as_path(), &tls[0].own),
+            ("store1", "/ca".as_ref(), &None)
+        );
+        assert_eq!(tls[1].own, Some(("/c".into(), "/k".into())));
+        assert_eq!(parse(b"/far\ttcp://127.0.0.1:4711\thome\tstore1"), None);
         assert_eq!(parse(b"far\ttcp://127.0.0.1:4711\thome"), None);
         assert_eq!(parse(b"/far\tftp://127.0.0.1\thome"), None);
     }

@@ -84,14 +84,14 @@ impl Open {
     /// The file at the server: opened there again if this process has inherited the descriptor.
     ///
     /// # Errors
-    /// `ESTALE` if another file is at the path now; the server's.
+    /// `ESTALE` if another file is at the path now, or this program has no map of the share; the server's.
     pub(crate) fn live(&self) -> Result<Arc<Live>, Errno> {
         let mut live = locked(&self.live);
         if let Some(live) = &*live {
             return Ok(Arc::clone(live));
         }
         let process = process::this().ok_or(Errno::IO)?;
-        let names = Lookups::new(process.session(self.described.map)?);
+        let names = Lookups::new(process.session(self.map()?)?);
         let walked = walk(&names, &[], ROOT, &self.described.path, false)?;
         let Walked::Inside(place) = walked else { return Err(Errno::STALE) };
         let found = place.there().map_err(|_| Errno::STALE)?;
@@ -102,6 +102,14 @@ impl Open {
         let opened = Arc::new(open_there(names, &place, found, self.described.flags & !made)?);
         *live = Some(Arc::clone(&opened));
         Ok(opened)
+    }
+
+    /// The index of the share's map.
+    ///
+    /// # Errors
+    /// `ESTALE` if this program has no map of the share.
+    pub(crate) fn map(&self) -> Result<usize, Errno> {
+        self.described.map.ok_or(Errno::STALE)
     }
 
     /// The holder of locks that belong to the open file; no process of this client is it.
@@ -160,7 +168,7 @@ pub(crate) fn of(number: RawFd) -> Option<Arc<Open>> {
         return Some(Arc::clone(open));
     }
     drop(opened);
-    let described = placeholder::read(number)?;
+    let described = placeholder::read(number, process.maps)?;
     Some(note(process, key, described, None))
 }
 
@@ -186,8 +194,8 @@ pub(crate) fn open_place(map: usize, names: Lookups, place: Place, flags: i32, m
             (open_there(names, &place, found, flags)?, found.attributes.ino.get(), place.path())
         }
     };
-    let described = Described { map, flags, ino, path };
-    let (placeholder, key) = placeholder::make(&described)?;
+    let described = Described { map: Some(map), flags, ino, path };
+    let (placeholder, key) = placeholder::make(&described, process.maps)?;
     let number = placeholder.as_raw_fd();
     if number as usize >= process::NUMBERS {
         return Err(Errno::MFILE);

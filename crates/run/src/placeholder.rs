@@ -11,20 +11,22 @@ use std::sync::OnceLock;
 use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fcntl_add_seals, fstat, memfd_create, open};
 use rustix::io::{Errno, pread, pwrite};
 
+use crate::maps::Map;
+
 /// The file's name, as `/proc` shows it.
 const NAME: &str = "byway-run";
 
 /// What the contents begin with.
-const MAGIC: &[u8] = b"byway-run 1\n";
+const MAGIC: &[u8] = b"byway-run 2\n";
 
-/// Bytes of the contents: a path, and some numbers.
-const CONTENTS_MAX: usize = 4096 + 256;
+/// Bytes of the contents: a path, some numbers, and an address with the name of a share.
+const CONTENTS_MAX: usize = 4096 + 1024;
 
 /// The file that a descriptor stands for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Described {
-    /// Index of the map.
-    pub(crate) map: usize,
+    /// Index of this program's map; `None` if an inherited descriptor is of a share that this program has no map of.
+    pub(crate) map: Option<usize>,
     /// The flags of `open`.
     pub(crate) flags: i32,
     /// Inode number: another file at the path is not taken for it.
@@ -34,20 +36,27 @@ pub(crate) struct Described {
 }
 
 impl Described {
-    fn to_bytes(&self) -> Vec<u8> {
+    /// Names the share too: a program that inherits the descriptor may have other maps, because `byway run` started it anew.
+    fn to_bytes(&self, maps: &[Map]) -> Option<Vec<u8>> {
+        let index = self.map?;
+        let share = maps.get(index)?.identity();
         let mut bytes = MAGIC.to_vec();
-        bytes.extend_from_slice(format!("{} {} {}\n", self.map, self.flags, self.ino).as_bytes());
+        bytes.extend_from_slice(format!("{index} {} {}\n{share}\n", self.flags, self.ino).as_bytes());
         bytes.extend_from_slice(&self.path);
-        bytes
+        Some(bytes)
     }
 
-    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+    fn from_bytes(bytes: &[u8], maps: &[Map]) -> Option<Self> {
         let rest = bytes.strip_prefix(MAGIC)?;
-        let end = rest.iter().position(|byte| *byte == b'\n')?;
-        let mut numbers = std::str::from_utf8(&rest[..end]).ok()?.split(' ');
-        let (map, flags, ino) = (numbers.next()?, numbers.next()?, numbers.next()?);
-        let path = rest[end + 1..].to_vec();
-        Some(Self { map: map.parse().ok()?, flags: flags.parse().ok()?, ino: ino.parse().ok()?, path })
+        let mut parts = rest.splitn(3, |byte| *byte == b'\n');
+        let (numbers, share, path) = (parts.next()?, parts.next()?, parts.next()?);
+        let mut numbers = std::str::from_utf8(numbers).ok()?.split(' ');
+        let (index, flags, ino) = (numbers.next()?, numbers.next()?, numbers.next()?);
+        let index: usize = index.parse().ok()?;
+        let is_same = |map: &Map| map.identity().as_bytes() == share;
+        // A share may have several prefixes: the one that was used goes before the others.
+        let map = if maps.get(index).is_some_and(is_same) { Some(index) } else { maps.iter().position(is_same) };
+        Some(Self { map, flags: flags.parse().ok()?, ino: ino.parse().ok()?, path: path.to_vec() })
     }
 }
 
@@ -57,10 +66,11 @@ static DEVICE: OnceLock<u64> = OnceLock::new();
 /// Makes one; gives the inode number by which it is known.
 ///
 /// # Errors
-/// The kernel's, of which `EMFILE` is the program's own affair.
-pub(crate) fn make(described: &Described) -> Result<(OwnedFd, u64), Errno> {
+/// The kernel's, of which `EMFILE` is the program's own affair; `ESTALE` if no map leads to the share.
+pub(crate) fn make(described: &Described, maps: &[Map]) -> Result<(OwnedFd, u64), Errno> {
+    let contents = described.to_bytes(maps).ok_or(Errno::STALE)?;
     let file = memfd_create(NAME, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    pwrite(&file, &described.to_bytes(), 0)?;
+    pwrite(&file, &contents, 0)?;
     fcntl_add_seals(&file, SealFlags::WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
     // The kernel keeps these for all duplicates, and `fcntl` changes them there.
     let flags =
@@ -84,7 +94,7 @@ pub(crate) fn key(number: RawFd) -> Option<u64> {
 }
 
 /// What an inherited descriptor stands for; `None` for a file in memory that is none of ours.
-pub(crate) fn read(number: RawFd) -> Option<Described> {
+pub(crate) fn read(number: RawFd, maps: &[Map]) -> Option<Described> {
     let file = open(in_proc(number), OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
     let mut bytes = vec![0; CONTENTS_MAX];
     let count = pread(&file, &mut bytes[..], 0).ok()?;
@@ -92,7 +102,7 @@ pub(crate) fn read(number: RawFd) -> Option<Described> {
     if !seals.contains(SealFlags::WRITE) {
         return None;
     }
-    Described::from_bytes(&bytes[..count])
+    Described::from_bytes(&bytes[..count], maps)
 }
 
 /// Descriptors that this program has inherited, or that a forked child has, as far as they are files in memory of this name.
@@ -116,13 +126,31 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::*;
+    use crate::maps::parse;
+
+    #[test]
+    fn a_placeholder_names_its_share_to_programs_with_other_maps() {
+        let maps = |text: &str| parse(text.as_bytes()).unwrap();
+        let made_with = maps("/z\tunix:///s\tz\n/a\tunix:///s\ta\n");
+        let described = Described { map: Some(1), flags: 0, ino: 2, path: b"log".to_vec() };
+        let bytes = described.to_bytes(&made_with).unwrap();
+        let found = |text: &str| Described::from_bytes(&bytes, &maps(text)).unwrap().map;
+        assert_eq!(found("/z\tunix:///s\tz\n/a\tunix:///s\ta\n"), Some(1));
+        assert_eq!(found("/other\tunix:///s\ta\n"), Some(0), "the same share, at another index and prefix");
+        assert_eq!(found("/x\tunix:///s\ta\n/y\tunix:///s\ta\n"), Some(1), "of two prefixes, that of the same index");
+        assert_eq!(found("/z\tunix:///s\tz\n/a\tunix:///s\tb\n"), None, "another share of the server");
+        assert_eq!(found("/z\tunix:///s\tz\n/a\tunix:///other\ta\n"), None, "another server");
+        let unmapped = Described { map: None, ..described };
+        assert_eq!(make(&unmapped, &made_with).unwrap_err(), Errno::STALE);
+    }
 
     #[test]
     fn a_placeholder_tells_what_it_stands_for_and_carries_no_bytes() {
-        let described = Described { map: 1, flags: libc::O_RDWR, ino: 77, path: b"a/new\nline".to_vec() };
-        let (placeholder, ino) = make(&described).unwrap();
+        let maps = parse(b"/z\tunix:///s\tz\n/a\tunix:///s\ta\n").unwrap();
+        let described = Described { map: Some(1), flags: libc::O_RDWR, ino: 77, path: b"a/new\nline".to_vec() };
+        let (placeholder, ino) = make(&described, &maps).unwrap();
         let number = placeholder.as_raw_fd();
-        assert_eq!((key(number), read(number)), (Some(ino), Some(described)));
+        assert_eq!((key(number), read(number, &maps)), (Some(ino), Some(described)));
         assert_eq!(rustix::io::write(&placeholder, b"lost"), Err(Errno::PERM));
         assert_eq!(rustix::io::read(&placeholder, &mut [0; 4]), Err(Errno::BADF));
         assert!(inherited().contains(&number));
@@ -130,7 +158,7 @@ mod tests {
         rustix::fs::seek(&copy, rustix::fs::SeekFrom::Start(1 << 40)).unwrap();
         assert_eq!(rustix::fs::tell(&placeholder), Ok(1 << 40), "duplicates share the position");
         let other = memfd_create("other", MemfdFlags::CLOEXEC).unwrap();
-        assert_eq!(read(other.as_raw_fd()), None);
-        assert_eq!(key(std::io::stdin().as_raw_fd()).and_then(|_| read(0)), None);
+        assert_eq!(read(other.as_raw_fd(), &maps), None);
+        assert_eq!(key(std::io::stdin().as_raw_fd()).and_then(|_| read(0, &maps)), None);
     }
 }

@@ -13,10 +13,12 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
 use rustix::process::{Pid, getpid};
 
+use crate::inside::inside;
 use crate::maps::{self, Map};
 use crate::open::Open;
 use crate::placeholder;
 use crate::session::Session;
+use crate::working_directory;
 
 /// Descriptors whose number is below this can be files of a share. More than that a program cannot open there.
 pub(crate) const NUMBERS: usize = 1 << 16;
@@ -28,10 +30,19 @@ static MAYBE: [AtomicU64; NUMBERS / 64] = [const { AtomicU64::new(0) }; NUMBERS 
 /// Of this process or, in a child that has not called yet, of its parent. Null in a program without maps.
 static PROCESS: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 
+/// The mark of a process in the memory of its forked child.
+const WIPED: u32 = 0;
+
+/// The mark while a thread of the child replaces what the parent knew.
+const LEAVING: u32 = 1;
+
+/// The mark of this process.
+const CURRENT: u32 = 2;
+
 /// See the module.
 pub(crate) struct Process {
     pub(crate) maps: &'static [Map],
-    /// In a page that a forked child sees as zeroes.
+    /// [`WIPED`], [`LEAVING`] or [`CURRENT`], in a page that a forked child sees as zeroes.
     mark: &'static AtomicU32,
     number: Pid,
     sessions: Vec<Mutex<Option<Arc<Session>>>>,
@@ -57,35 +68,53 @@ pub(crate) fn set_maybe(number: RawFd) {
 
 /// This process, if it has maps.
 pub(crate) fn this() -> Option<&'static Process> {
-    let at = PROCESS.load(Ordering::Acquire);
-    // SAFETY: it is null, or a box that was leaked in `begin`.
-    let process = unsafe { at.as_ref() }?;
-    if process.mark.load(Ordering::Relaxed) != 0 {
-        return Some(process);
+    loop {
+        let at = PROCESS.load(Ordering::Acquire);
+        // SAFETY: it is null, or a box that was leaked in `begin`.
+        let process = unsafe { at.as_ref() }?;
+        match process.mark.load(Ordering::Acquire) {
+            CURRENT => return Some(process),
+            LEAVING => std::thread::yield_now(),
+            _ => begin_child(process).ok()?,
+        }
     }
-    // A forked child, at its first call.
-    for number in descriptor_floor::raised() {
-        // SAFETY: a socket of the parent's node, whose memory is never used here again.
-        unsafe { libc::syscall(libc::SYS_close, number) };
-    }
-    begin(process.maps)
+}
+
+/// A forked child, at its first call: one thread does this, and others that call meanwhile wait for it.
+///
+/// # Errors
+/// The kernel's: there is no memory for the child.
+fn begin_child(of_parent: &'static Process) -> Result<(), Errno> {
+    // A signal's handler that called meanwhile would wait for the thread that it interrupts.
+    inside(|| {
+        if of_parent.mark.compare_exchange(WIPED, LEAVING, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return Ok(());
+        }
+        for number in descriptor_floor::disown() {
+            // SAFETY: a descriptor of the parent's node, whose memory is never used here again.
+            unsafe { libc::syscall(libc::SYS_close, number) };
+        }
+        begin(of_parent.maps).inspect_err(|_| of_parent.mark.store(WIPED, Ordering::Release))
+    })
 }
 
 /// Before `main`: reads the maps, and finds what was inherited.
 pub(crate) fn begin_program() {
     let Some(maps) = maps::from_environment().filter(|maps| !maps.is_empty()) else { return };
-    placeholder::inherited().into_iter().for_each(set_maybe);
-    begin(Vec::leak(maps));
+    let inherited = placeholder::inherited();
+    inherited.iter().copied().for_each(set_maybe);
+    // Without memory the program finds no share.
+    let _ = begin(Vec::leak(maps));
+    working_directory::begin_program(&inherited);
 }
 
-fn begin(maps: &'static [Map]) -> Option<&'static Process> {
-    let mark = new_mark().ok()?;
+fn begin(maps: &'static [Map]) -> Result<(), Errno> {
+    let mark = new_mark()?;
     let sessions = maps.iter().map(|_| Mutex::new(None)).collect();
     let (opened, locked_files) = (RwLock::default(), Mutex::default());
     let process = Box::leak(Box::new(Process { maps, mark, number: getpid(), sessions, opened, locked_files }));
-    // A child has one thread when it begins.
     PROCESS.store(std::ptr::from_mut(process), Ordering::Release);
-    Some(process)
+    Ok(())
 }
 
 fn new_mark() -> Result<&'static AtomicU32, Errno> {
@@ -96,7 +125,7 @@ fn new_mark() -> Result<&'static AtomicU32, Errno> {
     unsafe { madvise(page, bytes, Advice::LinuxWipeOnFork) }?;
     // SAFETY: the page is never unmapped, and only this reference leads to it.
     let mark: &'static AtomicU32 = unsafe { &*page.cast::<AtomicU32>() };
-    mark.store(1, Ordering::Relaxed);
+    mark.store(CURRENT, Ordering::Relaxed);
     Ok(mark)
 }
 

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
+use byway_fabric::tls::TlsClient;
 use byway_service::file::client::{Caller, Client, ClientOptions, Found, ROOT};
 use rustix::io::Errno;
 use rustix::process::{Resource, getegid, geteuid, getgroups, getrlimit};
 
 use crate::inside::inside;
-use crate::maps::{self, Map};
+use crate::maps::{self, Map, Tls};
 use crate::walk::Names;
 
 /// Of the descriptors that a program may have, the lower part of so many quarters is left to it.
@@ -53,14 +54,18 @@ impl Session {
         // The program's shell or daemon gives low numbers a meaning.
         let most = getrlimit(Resource::Nofile).current.unwrap_or(NUMBERS_MAX).min(NUMBERS_MAX);
         byway_reactor::descriptor_floor::set((most * LEFT_QUARTERS / 4) as i32);
-        let options = ClientOptions::new(map.address.clone(), &map.share);
-        match Client::connect(options) {
-            Ok(client) => Ok(Arc::new(Self { client, map })),
-            Err(error) => {
-                eprintln!("byway run: {}: {error}", String::from_utf8_lossy(&map.prefix));
-                Err(Errno::IO)
-            }
-        }
+        let failed = |error: &dyn std::error::Error| {
+            eprintln!("byway run: {}: {error}", String::from_utf8_lossy(&map.prefix));
+            Errno::IO
+        };
+        let tls = |tls: &Tls| {
+            let own = tls.own.as_ref().map(|(certificate, key)| (certificate.as_path(), key.as_path()));
+            TlsClient::new(&tls.authorities, own, &tls.name).map_err(|error| failed(&error))
+        };
+        let tls = map.tls.as_ref().map(tls).transpose()?;
+        let options = ClientOptions { tls, ..ClientOptions::new(map.address.clone(), &map.share) };
+        let client = Client::connect(options).map_err(|error| failed(&error))?;
+        Ok(Arc::new(Self { client, map }))
     }
 
     /// The program's user.

@@ -10,7 +10,7 @@ use crate::c::text;
 use crate::inside::inside;
 use crate::session::Lookups;
 use crate::walk::{Place, Step, Walked, walk};
-use crate::{maps, open, process, report};
+use crate::{maps, open, process, report, working_directory};
 
 /// A path that begins in a share.
 pub(crate) struct Target<'a> {
@@ -67,7 +67,7 @@ pub(crate) fn on_path<T>(
             work(Target { map, names, start: Vec::new(), rest })
         }));
     }
-    open::on(directory, |open| {
+    open::on(working_directory::resolve(directory), |open| {
         let live = open.live()?;
         if path.is_empty() {
             return Err(Errno::NOENT);
@@ -76,7 +76,7 @@ pub(crate) fn on_path<T>(
             return Err(Errno::NOTDIR);
         }
         let names = Lookups::new(std::sync::Arc::clone(&live.session));
-        work(Target { map: open.described.map, names, start: live.steps.clone(), rest: path })
+        work(Target { map: open.map()?, names, start: live.steps.clone(), rest: path })
     })
 }
 
@@ -84,5 +84,8 @@ pub(crate) fn on_path<T>(
 pub(crate) fn is_ours(directory: RawFd, path: *const c_char) -> bool {
     let Some(process) = process::this() else { return false };
     let Some(path) = text(path) else { return false };
-    if path.first() == Some(&b'/') { maps::find(process.maps, path).is_some() } else { open::is_ours(directory) }
+    if path.first() == Some(&b'/') {
+        return maps::find(process.maps, path).is_some();
+    }
+    open::is_ours(working_directory::resolve(directory))
 }

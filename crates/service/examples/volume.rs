@@ -70,8 +70,9 @@ impl<'a> Volume<'a> {
     }
 }
 
-fn run(address: &str, name: &str, bytes: usize) -> Result<(), Error> {
-    let rpc = Rpc::open(&NodeOptions::default())?;
+/// Writes, flushes and reads back `bytes` bytes of the volume `name`.
+pub fn run(options: &NodeOptions, address: &str, name: &str, bytes: usize) -> Result<(), Error> {
+    let rpc = Rpc::open(options)?;
     let session = rpc.node().connect(&parse_address(address)?, soon())?;
     let (volume, opened) = Volume::open(&rpc, session, name)?;
     println!("{name} has {} bytes", opened.len.get());
@@ -95,6 +96,7 @@ fn run(address: &str, name: &str, bytes: usize) -> Result<(), Error> {
 
 fn main() -> std::process::ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let run = |address, name, bytes| run(&NodeOptions::default(), address, name, bytes);
     let ran = match &arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [address, name] => run(address, name, 1 << 20),
         [address, name, bytes] => bytes.parse().map_err(Error::from).and_then(|bytes| run(address, name, bytes)),

@@ -125,6 +125,10 @@ pub const COHERENCE_ASKS_MAX: usize = 1024;
 /// One of so many of the process's file descriptors (`RLIMIT_NOFILE`) is never for files of shares: connections and volumes need some.
 pub const FILE_DESCRIPTORS_LEFT: u64 = 4;
 
+/// Of the descriptors for files of shares, so many are for calls that have begun: a call that could not hold the file that it makes
+/// would leave an empty one. Each thread of a loop takes two at most.
+pub const FILE_DESCRIPTORS_SPARE: u64 = 512;
+
 /// Files and directories that one session may hold nodes of; the look-up of a further one is refused. Each takes a descriptor.
 pub const FILE_NODES_MAX: usize = 1 << 18;
 
@@ -181,6 +185,12 @@ pub const LINK_TARGET_MAX: usize = 4095;
 /// Further groups of a user in one call; a client leaves the rest out.
 pub const CALL_GROUPS_MAX: usize = 64;
 
+/// Bytes of a map of users (`users=map:FILE`); a longer one is refused.
+pub const FILE_USER_MAP_BYTES_MAX: usize = 1 << 20;
+
+/// Users in such a map; one with more is refused.
+pub const FILE_USERS_MAPPED_MAX: usize = 16_384;
+
 /// How long a call on a file may take while the server is alive; then it fails.
 pub const FILE_CALL_TIME_MAX: Duration = Duration::from_mins(2);
 
@@ -189,6 +199,10 @@ pub const FILE_LONG_CALL_TIME_MAX: Duration = Duration::from_mins(30);
 
 /// How long a client of files tries to reach its server before calls fail with `EIO`.
 pub const FILE_LOST_AFTER: Duration = Duration::from_mins(1);
+
+/// Records of one kind (files that the kernel knows, open files, locks) in the state that a client hands over to another process. A client
+/// with more is not handed over.
+pub const FILE_STATE_RECORDS_MAX: usize = 1 << 22;
 
 /// Changed files without a sync for which a client of files remembers the server process that has taken the changes. Files in use
 /// are remembered beyond it.
@@ -235,11 +249,41 @@ pub const FILE_PEERS_REFUSED_MAX: usize = 1024;
 /// would drop what it has just read, and Linux does not take the answer to a GETATTR that an invalidation has overtaken.
 pub const FILE_CONTENDED_TIME: Duration = Duration::from_secs(1);
 
+/// How long a mount's kernel may take to set a file's size after it was answered that it has changed. A write by a program says that it
+/// has done so. A truncation waits as long for a read of the file's pages that is under way then.
+pub const FILE_RESIZE_SETTLED: Duration = Duration::from_millis(20);
+
+/// How long a read for the kernel's cache is made again that ends before the size that the kernel knows, while the mount itself changes
+/// the size.
+pub const FILE_RESIZE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// The same while other mounts may change it. Not longer: their changes wait for this mount's leases, and the return of these for reads.
+pub const FILE_EARLY_END_TIME_MAX: Duration = Duration::from_millis(200);
+const _: () = assert!(FILE_RESIZE_SETTLED.as_nanos() < FILE_RESIZE_TIME_MAX.as_nanos());
+
 /// What is kept under a file's lease of rights that users have and of extended attributes that the file does not have.
 pub const FILE_FACTS_CACHED_MAX: usize = 16;
 
 /// Leases that one answer recalls.
 pub const FILE_RECALLS_MAX: usize = 256;
+
+/// Bytes of each of the calls that a long read into a caller's memory consists of: what a core's cache holds while it is copied.
+pub const FILE_READ_PIECE_BYTES: usize = 256 << 10;
+const _: () =
+    assert!(FILE_READ_PIECE_BYTES > byway_fabric::limits::SMALL_BYTES_MAX && FILE_READ_PIECE_BYTES < FILE_TRANSFER_MAX);
+
+/// The longest file, in bytes, that a mount reads with the call that opens it: as many as the kept answers of all slots have room for.
+pub const FILE_OPEN_BYTES_MAX: usize = 4 << 10;
+const _: () = assert!(FILE_OPEN_BYTES_MAX * FILE_SLOTS as usize <= FILE_REPLY_BYTES_MAX);
+
+/// Files whose bytes came with the call that opened them, and that the kernel has not read yet; of further ones they are dropped.
+pub const FILE_OPEN_BYTES_FILES_MAX: usize = 64;
+
+/// A mount whose server has no room asks again until so long after it has removed a file, whose blocks may be freed late.
+pub const FILE_FREED_AFTER: Duration = Duration::from_millis(250);
+
+/// Files that a mount has had the server close and whose answer it has not looked at; with more, it waits for the oldest.
+pub const FILE_CLOSES_MAX: usize = 16;
 
 /// Buffers of [`FILE_TRANSFER_MAX`] that a client of files keeps for its next large reads and writes.
 pub const FILE_BUFFERS_MAX: usize = 16;
@@ -265,8 +309,11 @@ pub const DSM_TWINS_MAX: usize = 1 << 14;
 /// Pages of one fetch, 1 MiB of them; a longer one is refused.
 pub const DSM_FETCH_PAGES_MAX: usize = 256;
 
+/// Bytes of a message's payload: as many as a node's message has. More messages go in several batches.
+pub const DSM_PAYLOAD_BYTES_MAX: usize = byway_fabric::limits::SMALL_BYTES_MAX;
+
 /// Write notices of one message; more go in several.
-pub const DSM_NOTICES_PER_MESSAGE: usize = 4096;
+pub const DSM_NOTICES_PER_MESSAGE: usize = 1024;
 
 /// Bytes of a slab of lent memory: few enough that little is lost to what a borrower leaves unused, so many that a borrower of 4 GiB
 /// has each of its slabs mapped over shared memory ([`LOANS_MAX`](byway_fabric::limits::LOANS_MAX)).

@@ -13,6 +13,7 @@ fn a_page_has_what_was_written_last_or_is_lost_by_name() {
     let (count, total) = seeds::run(3, one, Report::add);
     if count >= 100 {
         assert!(total.accesses > 300 * count && total.far_pages > 50 * count, "{total:?}");
+        assert!(total.forks > count, "{total:?}");
         assert!(total.crashes > count / 4 && total.cut_off > count / 8 && total.taken_back > count / 8, "{total:?}");
         assert!(total.flips > count / 2 && total.lost > count && total.pool.given_up > count / 2, "{total:?}");
         assert!(total.pool.copied > 20 * count && total.pool.corrupt > count / 4, "{total:?}");

@@ -364,3 +364,25 @@ fn a_sync_fails_after_a_restart_whatever_the_change_was() {
     client.close_handle(handle);
     client.forget(file.node, 1);
 }
+
+#[test]
+fn links_that_keep_a_removed_file_are_no_names_of_it() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("name"), "").unwrap();
+    let server = Server::start(tcp(), vec![share(folder.path(), Users::Owner, false)]);
+    let (one, two) = (connect(&server), connect(&server));
+    let file = one.look_up(ME, ROOT, b"name").unwrap();
+    one.link(ME, file.node, ROOT, b"other").unwrap();
+    let handle = one.open(ME, file.node, flags(OFlags::RDONLY)).unwrap();
+    one.unlink(ME, ROOT, b"name").unwrap();
+    let below = std::fs::metadata(folder.path().join("other")).unwrap();
+    assert_eq!(below.nlink(), 2, "the server has a link");
+    let found = two.look_up(ME, ROOT, b"other").unwrap();
+    assert_eq!(found.attributes.links.get(), 1);
+    assert_eq!(two.attributes(ME, found.node, None).unwrap().links.get(), 1);
+    one.close_handle(handle);
+    for _ in 0..100 {
+        // The link goes at some moment.
+        assert_eq!(two.look_up(ME, ROOT, b"other").unwrap().attributes.links.get(), 1);
+    }
+}

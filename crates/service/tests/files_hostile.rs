@@ -5,7 +5,7 @@ mod file_server;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use byway_fabric::node::{Deadline, NodeOptions, OpError, Rights, Session, SubmitError};
 use byway_fabric::random::Random;
@@ -342,27 +342,70 @@ fn knows_no_other_forms(wire: &Wire, root: u64, file: u64, handle: u64) {
     assert_eq!(wire.call(Method::ReadDirectory, &named(handle, b""), b"").unwrap_err(), errno(Errno::NOTDIR));
 }
 
+/// Opens that are asked for beyond the limit.
+fn opens_too_many() -> usize {
+    if std::env::var_os("BYWAY_LONG").is_some() { 1_000_000 } else { 20_000 }
+}
+
+/// Gives this process room for all descriptors that one client may make the server hold; says whether there is.
+fn has_descriptors_for_all_handles() -> bool {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let wanted = (FILE_HANDLES_MAX as u64 + 2000) * FILE_DESCRIPTORS_LEFT / (FILE_DESCRIPTORS_LEFT - 1);
+    let limit = getrlimit(Resource::Nofile);
+    let maximum = limit.maximum.map(|maximum| maximum.max(wanted));
+    // Root alone may exceed the hard limit.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum });
+    getrlimit(Resource::Nofile).current.is_none_or(|current| current >= wanted)
+}
+
+/// Opens a file as often as asked, many at a time; each must be refused by that name.
+fn is_refused_each_open(wire: &Wire, open: &Arguments, attempts: usize, refusal: CallError) {
+    const AT_ONCE: usize = 100;
+    let call = Call { protocol: PROTOCOL, method: Method::Open as u16, arguments: open.as_bytes(), ..Call::default() };
+    for _ in 0..attempts / AT_ONCE {
+        let soon = Deadline::after(Duration::from_secs(20));
+        let calls: Vec<_> = (0..AT_ONCE).map(|_| wire.rpc.call(wire.session, &call, soon).unwrap()).collect();
+        for call in calls {
+            assert_eq!(call.wait(soon).unwrap().map(drop), Err(OpError::Status(refusal.status())));
+        }
+    }
+}
+
 #[test]
 fn one_client_cannot_take_all_handles_and_locks() {
     let below = tempfile::tempdir().unwrap();
     std::fs::write(below.path().join("file"), "f").unwrap();
-    let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
+    let is_whole = has_descriptors_for_all_handles();
     let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
     let wire = Wire::connect(&server);
     let file = wire.look_up(wire.attach(), b"file").unwrap().node.get();
     let open = named(file, b"");
-    let mut handle = 0;
-    if limit - limit / FILE_DESCRIPTORS_LEFT > FILE_HANDLES_MAX as u64 + 1000 {
-        for _ in 0..FILE_HANDLES_MAX {
-            let reply = wire.call(Method::Open, &open, b"").unwrap();
-            handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get();
-        }
-        assert_eq!(wire.call(Method::Open, &open, b"").unwrap_err(), CallError::TooManyOpen);
-    } else {
+    let opened = || -> Result<u64, CallError> {
+        let reply = wire.call(Method::Open, &open, b"")?;
+        Ok(OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get())
+    };
+    // Where the process has too few descriptors, the limit of all clients together comes first.
+    let refusal = if is_whole { CallError::TooManyOpen } else { errno(Errno::NFILE) };
+    if !is_whole {
         byway_skip::skip_part_of_this(byway_skip::SkipReason::Machine("too few descriptors (ulimit -n)"));
-        let reply = wire.call(Method::Open, &open, b"").unwrap();
-        handle = OpenResult::read_from_bytes(&reply.result[..]).unwrap().handle.get().max(handle);
     }
+    let mut handles = Vec::new();
+    let refused = loop {
+        match opened() {
+            Ok(handle) => handles.push(handle),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(refused, refusal);
+    assert!(if is_whole { handles.len() == FILE_HANDLES_MAX } else { handles.len() > 100 }, "{}", handles.len());
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    let before = descriptors();
+    is_refused_each_open(&wire, &open, opens_too_many(), refusal);
+    assert_eq!(descriptors(), before, "refused opens leave nothing");
+    for handle in handles.drain(handles.len() / 2..) {
+        wire.call(Method::Close, &named(handle, b""), b"").unwrap();
+    }
+    let handle = opened().unwrap();
     let lock =
         |at: u64| Arguments { offset: (at * 2).into(), len: (at * 2).into(), mode: 1.into(), ..named(handle, b"") };
     // The client is put on the share's list first, and its call answered busy.
@@ -500,4 +543,34 @@ fn a_client_that_returns_no_lease_gets_none_for_a_while() {
     });
     let again = Wire::connect(&server);
     assert!(!takes_leases(&again, again.attach()), "it has made a change wait");
+}
+
+#[test]
+fn files_of_a_client_that_never_asks_for_them_go_with_it() {
+    let below = tempfile::tempdir().unwrap();
+    let state = below.path().join(".byway-state");
+    std::fs::create_dir(&state).unwrap();
+    // As a server process before has left it.
+    let file = std::fs::File::create(state.join("new")).unwrap();
+    let ino = std::os::unix::fs::MetadataExt::ino(&file.metadata().unwrap());
+    let name: ClientName = Random::from_kernel().bytes16();
+    let link = state.join(format!("removed-{:032x}-{ino:016x}", u128::from_be_bytes(name)));
+    std::fs::rename(state.join("new"), &link).unwrap();
+    let other = state.join(format!("removed-{}-{ino:016x}", "0".repeat(32)));
+    std::fs::hard_link(&link, &other).unwrap();
+    let grace = Duration::from_secs(1);
+    let server = Server::start_with(tcp(), vec![share(below.path(), Users::Owner, false)], grace, SETTLED);
+    let wire = Wire { name, ..Wire::connect(&server) };
+    wire.attach();
+    let limit = Instant::now() + Duration::from_secs(20);
+    let until_gone = |path: &std::path::Path| {
+        while path.exists() {
+            assert!(Instant::now() < limit, "{} stays", path.display());
+            std::thread::yield_now();
+        }
+    };
+    until_gone(&other);
+    assert!(link.exists(), "the grace time is over, and its client is here");
+    drop(wire);
+    until_gone(&link);
 }

@@ -256,6 +256,42 @@ fn a_kernel_drops_what_it_has_before_a_change_is_done() {
 }
 
 #[test]
+fn a_short_file_comes_with_the_call_that_opens_it_unless_it_changes_before_it_is_read() {
+    let Mount { _below, server, kernel: _kernel, one } = Mount::new();
+    let two = Cached::connect(&server);
+    let (file, same) = (one.find(b"file").unwrap(), two.find(b"file").unwrap());
+    until_cached(&server, || _ = one.size(file));
+    let open = || one.0.open_for_kernel(ME, file, 0).unwrap().0;
+    let came = |handle, offset, len| one.0.take_opened_bytes(file, handle, offset, len);
+
+    let handle = open();
+    assert_eq!(came(handle, 0, 4096).as_deref(), Some(&b"12345"[..]));
+    assert_eq!(came(handle, 0, 4096), None, "once");
+    one.0.close_handle(handle);
+
+    // After a change the user's right is not known, and the next open asks the server.
+    two.resize(same, 4);
+    assert_eq!(one.size(file), 4);
+    let handle = open();
+    assert_eq!(came(handle, 1, 2).as_deref(), Some(&b"23"[..]));
+    one.0.close_handle(handle);
+
+    two.resize(same, 5);
+    assert_eq!(one.size(file), 5);
+    let handle = open();
+    two.resize(same, 3);
+    assert_eq!(one.size(file), 3, "a lease is held again");
+    assert_eq!(came(handle, 0, 4096), None, "another client has changed it");
+    one.0.close_handle(handle);
+
+    let handle = open();
+    one.resize(file, 2);
+    assert_eq!(one.size(file), 2);
+    assert_eq!(came(handle, 0, 4096), None, "this client has changed it");
+    one.0.close_handle(handle);
+}
+
+#[test]
 fn pages_of_a_mapped_file_go_with_a_change_of_the_own_mount_and_come_back_under_a_lease() {
     let Mount { _below, server, kernel, one } = Mount::new();
     let two = Cached::connect(&server);

@@ -26,11 +26,18 @@ fn clients_leave_descriptors_for_connections() {
     let (one, two) = (connect().unwrap(), Arc::new(connect().unwrap()));
     two.keep_caches(None).unwrap();
     let look_up = |client: &Client, name: &String| client.look_up(ME, ROOT, name.as_bytes());
-    let open = |name| look_up(&one, name).and_then(|found| one.open(ME, found.node, 0));
-    let refused = names.iter().find_map(|name| open(name).err());
+    // One file again and again: a client gives up nodes that are not open when there is no room.
+    let open = || look_up(&one, &names[0]).and_then(|found| one.open(ME, found.node, 0));
+    let refused = (0..DESCRIPTORS).find_map(|_| open().err());
     assert_eq!(refused, Some(Errno::NFILE));
     let used = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
     assert!((DESCRIPTORS / 2..DESCRIPTORS * 9 / 10).contains(&used), "{used}");
+    // What cannot be held is not made.
+    let flags = rustix::fs::OFlags::RDWR.bits();
+    assert_eq!(one.create(ME, (ROOT, b"new"), flags, 0o644).unwrap_err(), Errno::NFILE);
+    assert_eq!(one.make_directory(ME, ROOT, b"new", 0o755).unwrap_err(), Errno::NFILE);
+    assert_eq!(one.make_symlink(ME, ROOT, b"new", b"target").unwrap_err(), Errno::NFILE);
+    assert!(!folder.path().join("new").exists() && !folder.path().join("new").is_symlink());
     // Another client's session is as before, but for new files; a third connects.
     assert_eq!(look_up(&two, &names[0]).unwrap_err(), Errno::NFILE);
     two.attributes(ME, ROOT, None).unwrap();
@@ -45,6 +52,17 @@ fn clients_leave_descriptors_for_connections() {
         let attributes = two.attributes(ME, found.node, None).unwrap();
         assert_eq!(attributes.ino, found.attributes.ino, "{name}");
     }
+    // Several threads at once take the room from each other.
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for (found, name) in found.iter().zip(&names) {
+                    let handle = two.open(ME, found.node, 0).unwrap_or_else(|error| panic!("{name}: {error}"));
+                    two.close_handle(handle);
+                }
+            });
+        }
+    });
     let another = two.open(ME, found[0].node, 0).unwrap();
     assert_eq!(two.read(ME, another, 0, &mut [0; 9]), Ok(0));
 }

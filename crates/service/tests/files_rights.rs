@@ -81,6 +81,41 @@ fn clients_are_root_only_where_the_operator_says_so() {
 }
 
 #[test]
+fn a_map_decides_who_a_clients_user_is() {
+    if is_not_root() {
+        return;
+    }
+    let (folder, elsewhere) = (open_folder(), tempfile::tempdir().unwrap());
+    let map = elsewhere.path().join("users");
+    std::fs::write(&map, "4711 5000\n4712 5001:100,200\n").unwrap();
+    let (_server, client) = serve(folder.path(), Users::Map(map.clone()));
+    let owner = |name: &str| {
+        let made = std::fs::metadata(folder.path().join(name)).unwrap();
+        (made.uid(), made.gid())
+    };
+    for (uid, name, expected) in [
+        (4711, "mapped", (5000, 5000)),
+        (4712, "groups", (5001, 100)),
+        (4713, "absent", (NOBODY, NOBODY)),
+        (0, "root", (NOBODY, NOBODY)),
+        (u32::MAX, "none", (NOBODY, NOBODY)),
+    ] {
+        make(&client, Caller { uid, ..ME }, name);
+        assert_eq!(owner(name), expected, "{uid}");
+    }
+    // A file of group 200 can be read by the map's groups, not by those that the call names.
+    chown(folder.path().join("mapped"), Some(5002), Some(200)).unwrap();
+    std::fs::set_permissions(folder.path().join("mapped"), PermissionsExt::from_mode(0o640)).unwrap();
+    let file = client.look_up(Caller { uid: 4712, ..ME }, ROOT, b"mapped").unwrap();
+    let open = |uid| client.open(Caller { uid, gid: 200, groups: &[200] }, file.node, OFlags::RDONLY.bits());
+    client.close_handle(open(4712).unwrap());
+    assert_eq!(open(4711), Err(Errno::ACCESS));
+    std::fs::write(&map, "4711 alice\n").unwrap();
+    let refused = Share::open(spec(folder.path(), Users::Map(map))).unwrap_err().to_string();
+    assert!(refused.contains("users: line 1: users and groups are numbers"), "{refused}");
+}
+
+#[test]
 fn the_number_for_no_user_is_refused_everywhere() {
     if is_not_root() {
         return;

@@ -3,13 +3,17 @@
 
 mod harness;
 
+use std::io::Write;
+
+use byway_fabric::limits::TURN_BYTES_MAX;
+use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{FLAG_GRANT, FLAG_PLACED, Grant, Header, Kind, Pull};
 use byway_fabric::{CloseReason, Options, PayloadChecksum};
 use byway_reactor::{Frame, FramePool, IoChoice};
 use byway_rpc::message::ReplyBody;
 use byway_service::block::wire::{Arguments, Method};
 use harness::session::{Session, call_header, closed_for, nobody_else_noticed};
-use harness::{Path, Running, SERVER, Wire, memory, pattern};
+use harness::{FRAMES, Path, Running, SERVER, Wire, memory, pattern};
 use zerocopy::{FromZeros, IntoBytes};
 
 const ARENA: usize = 1 << 20;
@@ -29,8 +33,14 @@ struct Lender {
 
 impl Lender {
     fn new(lends: bool) -> Self {
+        Self::of(lends, FRAMES)
+    }
+
+    /// Of a server with so much memory for frames.
+    fn of(lends: bool, frame_bytes: usize) -> Self {
         let wire = Wire { io: IoChoice::Epoll, path: Path::SharedMemory };
-        let server = Running::start(wire, None, 1, Options::new(SERVER), vec![memory(4 << 20)]);
+        let how = (Options::new(SERVER), ServerTls::Off);
+        let server = Running::start_short(wire, None, 1, how, frame_bytes, vec![memory(4 << 20)]);
         let mut session = Session::open(&server, 1, PayloadChecksum::Off);
         let arena = FramePool::shared(ARENA).unwrap();
         let mut whole = arena.alloc(ARENA).unwrap();
@@ -156,4 +166,42 @@ fn a_client_cannot_say_that_it_has_placed_something() {
     closed_for(&lender.server, CloseReason::Unexpected(Kind::Data));
     lender.assert_untouched();
     nobody_else_noticed(&lender.server);
+}
+
+/// The loop copies for all of its clients, so no turn copies all that one client has asked for: 200 MiB, in calls that arrive together.
+/// A turn begins a bounded number of bytes, and may also copy what the turn before has begun to read.
+#[test]
+fn a_turn_copies_a_bounded_number_of_bytes() {
+    const CALLS: u64 = 200;
+    for method in [Method::Read, Method::Write] {
+        // One session may have half of the frames, so they are not what bounds its reads.
+        let mut lender = Lender::of(true, 256 << 20);
+        let mut arguments = Arguments::new_zeroed();
+        arguments.len.set(ARENA as u64);
+        let grant = Grant::new(0, ARENA as u64, 0);
+        let control = &mut lender.session.control;
+        let mut calls = Vec::new();
+        for call in 0..CALLS {
+            let (mut header, windows) = call_header(call, method, arguments, (WINDOW, ARENA as u32));
+            header.flags |= FLAG_GRANT;
+            header.payload_len.set((grant.as_bytes().len() + windows.len()) as u32);
+            header.seal(control.sequence_out);
+            control.sequence_out += 1;
+            calls.extend_from_slice(&[header.as_bytes(), grant.as_bytes(), &windows].concat());
+        }
+        control.stream.write_all(&calls).unwrap();
+        let mut answered = 0;
+        while answered < CALLS {
+            let (header, kind, _) = control.receive().expect("it is answered");
+            if kind == Kind::Reply {
+                assert_eq!(header.body::<ReplyBody>().status.get(), 0, "{method:?}");
+                answered += 1;
+            }
+        }
+        let copied = lender.server.state.lock().unwrap().turn_copied_bytes_max as usize;
+        assert!(copied <= 2 * TURN_BYTES_MAX + ARENA, "{method:?}: a turn copied {copied} bytes");
+        assert!(copied >= TURN_BYTES_MAX, "{method:?}: the bound was never met: {copied} bytes");
+        drop(lender.session);
+        nobody_else_noticed(&lender.server);
+    }
 }

@@ -98,7 +98,7 @@ pub struct ScaleOptions {
     /// Loops of the node; by itself 1 and half of the CPUs.
     #[arg(long, value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=16))]
     loops: Vec<u16>,
-    /// Only the cases whose name contains this, such as `tcp 64 KiB`.
+    /// Only the cases whose name contains this, such as `tcp 64 KiB` or `durable`.
     #[arg(long)]
     only: Option<String>,
     #[command(flatten)]
@@ -353,7 +353,9 @@ fn compare_scale(options: &ScaleOptions, settings: &BTreeMap<String, String>) ->
         numbers
     };
     let numbers = (&or_default(&options.clients)[..], &or_default(&options.loops)[..]);
-    let rows = scale::run(&byway, (&file, folder.path()), numbers, options.only.as_deref(), (*rounds, *seconds))?;
+    let disk = process::Scratch::new(Path::new("/var/tmp"))?;
+    let places = (file.as_path(), folder.path(), disk.path());
+    let rows = scale::run(&byway, places, numbers, options.only.as_deref(), (*rounds, *seconds))?;
     for (name, value) in settings {
         println!("- {name}: {value}");
     }

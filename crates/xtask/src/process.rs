@@ -22,10 +22,21 @@ pub fn workspace_root() -> PathBuf {
 }
 
 /// `cargo`, as the cargo that started this program, in the workspace root.
+///
+/// Without the variables that describe this program's own package: build scripts such as ring's run again when one of them
+/// changes, and everything above them is built again.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    for (name, _) in std::env::vars_os().filter(|(name, _)| is_of_package(&name.to_string_lossy())) {
+        command.env_remove(name);
+    }
     command.current_dir(workspace_root());
     command
+}
+
+/// Whether `cargo run` sets a variable to describe the package that it runs.
+fn is_of_package(variable: &str) -> bool {
+    variable.starts_with("CARGO_PKG_") || variable.starts_with("CARGO_MANIFEST_")
 }
 
 /// Where cargo puts what it builds.
@@ -245,6 +256,17 @@ mod tests {
         kill_process(Pid::from_child(&starter), Signal::TERM).unwrap();
         assert_eq!(starter.wait().unwrap().code(), Some(128 + SIGTERM));
         wait_for("the end of sleep", Duration::from_secs(30), || Ok((!is_there()).then_some(()))).unwrap();
+    }
+
+    #[test]
+    fn cargo_is_not_told_of_this_programs_package() {
+        // cargo has set them for this test, too.
+        let set: Vec<String> = std::env::vars().map(|(name, _)| name).filter(|name| is_of_package(name)).collect();
+        assert!(set.iter().any(|name| name == "CARGO_PKG_NAME"), "{set:?}");
+        let cargo = cargo();
+        for name in set {
+            assert!(cargo.get_envs().any(|change| change == (name.as_ref(), None)), "{name} is passed on");
+        }
     }
 
     #[test]

@@ -55,6 +55,8 @@ struct Told {
     counts: Counts,
     /// The tests that failed, by the runner's names.
     failed: BTreeSet<String>,
+    /// Those that passed at the second try (`.config/nextest.toml` says which have one).
+    flaky: BTreeSet<String>,
 }
 
 /// What a runner's line tells.
@@ -64,6 +66,8 @@ enum Line {
     Summary(Counts),
     /// A test failed.
     Failed(String),
+    /// A test failed, then passed.
+    Flaky(String),
 }
 
 /// Tests that said why they did not run, or not in all their cases, in the order of their names.
@@ -98,7 +102,7 @@ pub fn run(options: &Options) -> Result<()> {
 
     let skip_log = process::target_directory()?.join("skipped-tests");
     std::fs::write(&skip_log, "").with_context(|| format!("cannot write {}", skip_log.display()))?;
-    let (Told { mut counts, failed: names }, is_good) = run_tests(options, has_nextest, &skip_log, &mut steps)?;
+    let (Told { mut counts, failed: names, flaky }, is_good) = run_tests(options, has_nextest, &skip_log, &mut steps)?;
     steps.end();
     let skips = read_skips(&skip_log)?;
     counts.passed = counts.passed.saturating_sub(skips.whole.len());
@@ -115,7 +119,14 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let Counts { passed, failed, skipped } = counts;
     let which = named(&names);
-    println!("{passed} passed, {} of them in part, {failed} failed{which}, {skipped} skipped", skips.in_part.len());
+    if !flaky.is_empty() {
+        println!("passed at the second try only, to be looked into{}", named(&flaky));
+    }
+    println!(
+        "{passed} passed, {} of them in part, {} at the second try, {failed} failed{which}, {skipped} skipped",
+        skips.in_part.len(),
+        flaky.len()
+    );
     if !is_good || counts.failed > 0 || !complaints.is_empty() {
         // The summary is the last line: the status says the rest.
         std::process::exit(1);
@@ -231,6 +242,10 @@ fn show_and_count(stream: impl Read, read: fn(&str) -> Option<Line>) -> Told {
                 println!("{line}");
                 told.failed.insert(test);
             }
+            Some(Line::Flaky(test)) => {
+                println!("{line}");
+                told.flaky.insert(test);
+            }
             None => println!("{line}"),
         }
     }
@@ -250,6 +265,7 @@ impl Told {
     fn add(&mut self, other: Self) {
         self.counts.add(other.counts);
         self.failed.extend(other.failed);
+        self.flaky.extend(other.flaky);
     }
 }
 
@@ -273,7 +289,11 @@ fn read_nextest(line: &str) -> Option<Line> {
             let failed = of("failed") + of("timed out") + of("exec failed");
             Some(Line::Summary(Counts { passed: of("passed"), failed, skipped: of("skipped") }))
         }
+        // A first try decides nothing: a second one follows it.
+        first if first.starts_with("TRY 1 ") => None,
+        flaky if flaky.starts_with("FLAKY") => Some(Line::Flaky(test_of(rest))),
         "FAIL" | "TIMEOUT" | "ABORT" | "LEAK-FAIL" | "XFAIL" => Some(Line::Failed(test_of(rest))),
+        second if second.starts_with("TRY 2 ") && second != "TRY 2 PASS" => Some(Line::Failed(test_of(rest))),
         signal if signal.starts_with("SIG") => Some(Line::Failed(test_of(rest))),
         _ => None,
     }
@@ -392,6 +412,17 @@ mod tests {
         let names = " (byway b::c, byway-e2e::bench a_test, byway-e2e::bench d, src/lib.rs - g (line 3))";
         assert_eq!(named(&told.failed), names);
         assert_eq!(named(&BTreeSet::new()), "");
+    }
+
+    #[test]
+    fn what_passed_at_the_second_try_is_named_apart_from_what_failed_twice() {
+        let nextest = "  TRY 1 ABRT [   0.010s] (───) byway::a b\n  TRY 2 ABRT [   0.008s] (2/4) byway::a b\n  \
+                       TRY 1 FAIL [   0.119s] (───) byway::a c\n  TRY 2 PASS [   0.012s] (3/4) byway::a c\n     \
+                       Summary [   0.507s] 3 tests run: 2 passed (1 flaky), 1 failed, 0 skipped\n   \
+                       FLAKY 2/2 [   0.012s] (3/4) byway::a c\n  TRY 2 ABRT [   0.008s] (2/4) byway::a b\n";
+        let told = show_and_count(nextest.as_bytes(), read_nextest);
+        assert_eq!(told.counts, Counts { passed: 2, failed: 1, skipped: 0 });
+        assert_eq!([named(&told.failed), named(&told.flaky)], [" (byway::a b)", " (byway::a c)"]);
     }
 
     #[test]

@@ -52,8 +52,7 @@ pub(super) const ACCESS: Experiment = Experiment {
                (section 4.4), and (3) past the cache costs: at 4 KiB a read from the disk moves at most 0.9 of one from the page \
                cache (figs. 12 to 14 have direct and cached access apart).",
         absent: &[
-            "Access to files, and from within the kernel: byway serves block volumes; files come later. What the paper calls \
-             cached file access is here pages of 4 KiB, one after the other.",
+            "Access to files: goglin-files has it. What the paper calls cached file access is here pages of 4 KiB, one after the other.",
             "GM against MX: two interfaces of one network card.",
         ],
     },

@@ -3,14 +3,17 @@
 //! Each experiment has the paper's own numbers beside it and a rule that judges the run's data: whether it has the shape of the
 //! paper's figure, and by which numbers. A rule is a pure function over the data; a test feeds it data that it must reject.
 
+mod answers;
 mod clients;
 mod cpu;
 mod experiment;
+mod files;
 mod gmblock;
 mod goglin;
 mod load;
 mod machine;
 mod memory_program;
+mod network_memory;
 mod plot;
 mod process;
 mod report;
@@ -31,20 +34,24 @@ use self::report::{Finding, Report};
 use self::session::{Scale, Session};
 use byway_remote::output;
 
+pub use self::answers::{SharedProgramArguments, SharedProgramError, run_program as run_shared_program};
 pub use self::memory_program::{MemoryProgramArguments, run as run_memory_program};
 pub use self::responsiveness::{ResponderArguments, ResponderError, run_responder};
 
 /// In the order in which they are run.
-const EXPERIMENTS: [Experiment; 9] = [
+const EXPERIMENTS: [Experiment; 12] = [
     gmblock::PATHS,
     slow_down::SLOW_DOWN,
     trapeze::FETCH,
     trapeze::CUT_THROUGH,
+    network_memory::NETWORK_MEMORY,
     goglin::REGISTRATION,
     clients::CLIENTS,
     goglin::ACCESS,
+    files::FILES,
     sendfile::SENDFILE,
     responsiveness::RESPONSIVENESS,
+    answers::ANSWERS,
 ];
 
 /// The flags of `byway bench figures`.

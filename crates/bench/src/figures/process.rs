@@ -2,11 +2,16 @@
 //! ends, and are waited for.
 
 use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::session::RunError;
+
+/// How long the end of a mount may take.
+const UMOUNT_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// A running `byway serve` with one event loop.
 pub(super) struct Server {
@@ -73,6 +78,47 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A running `byway mount`.
+pub(super) struct Mount {
+    child: Child,
+    at: PathBuf,
+}
+
+impl Mount {
+    /// Mounts a share on a folder.
+    pub(super) fn start(uri: &str, at: &Path) -> Result<Self, RunError> {
+        let mut command = this_program()?;
+        command.args(["mount", uri]).arg(at).env("RUST_LOG", "warn").stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(RunError::Child)?;
+        let out = child.stdout.take();
+        let mount = Self { child, at: at.to_owned() };
+        let mut line = String::new();
+        if let Some(out) = out {
+            BufReader::new(out).read_line(&mut line).map_err(RunError::Child)?;
+        }
+        if line.starts_with("ready mount ") { Ok(mount) } else { Err(RunError::Machine(NO_MOUNT)) }
+    }
+}
+
+/// Why an experiment with a mount was not run.
+const NO_MOUNT: &str =
+    "a share cannot be mounted here (it needs root or fusermount3, and /dev/fuse); the message is above";
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        if let Ok(mut command) = this_program() {
+            let _ = command.args(["umount", "--lazy"]).arg(&self.at).stdout(Stdio::null()).status();
+        }
+        // It ends with its mount.
+        let deadline = Instant::now() + UMOUNT_TIME_MAX;
+        while self.child.try_wait().is_ok_and(|ended| ended.is_none()) && Instant::now() < deadline {
+            std::thread::park_timeout(Duration::from_millis(5));
+        }
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,25 +1,28 @@
 //! The command: checks, the device, and its process's main thread.
 
-use std::fs::File;
 use std::io;
 use std::net::UdpSocket;
-use std::os::fd::{AsFd, OwnedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use byway_frontend::fuse::mount::MountError;
-use byway_frontend::fuse::{Notifier, NotifyError};
-use byway_frontend::loop_device::{LoopDevice, LoopError, LoopOptions};
+use byway_frontend::loop_device::LoopError;
+use byway_frontend::nbd_device::{self, NbdDeviceError};
+use byway_frontend::ublk::{self, UblkError};
 use byway_reactor::Address;
-use byway_service::block::client::VolumeInfo;
+use byway_service::block::client::{ClientName, VolumeInfo};
 use byway_service::block::spec::VolumeName;
 use clap::Args;
-use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 use rustix::mm::MlockAllFlags;
 
+use super::background;
+use super::device::{AttachedDevice, Backing, Detaching};
+use super::nbd_socket::NbdSocket;
 use super::registry::{self, Attachment, Claim};
-use super::{background, volume_file};
+use super::ublk_queue::UblkQueue;
+use super::volume_file::VolumeFile;
+use super::volume_server::{KernelSide, Requests, VolumeServer};
 use crate::output;
 use crate::remote::{RemoteError, RemoteUri};
 use crate::supervisor::Supervisor;
@@ -36,9 +39,10 @@ pub struct AttachArguments {
     /// Name of the device: in --list, for byway detach, and as /dev/byway/NAME [default: the volume's name]
     #[arg(long = "as", value_name = "NAME", value_parser = parse_name)]
     pub name: Option<VolumeName>,
-    /// Kind of block device: loop, a loop device on a file served by FUSE
-    #[arg(long, value_name = "WAY", default_value = "loop", value_parser = parse_way)]
-    pub via: Way,
+    /// Kind of block device: ublk (Linux 6.5 with ublk_drv), nbd (the kernel's NBD client), or loop, a loop device on a file served by
+    /// FUSE [default: the first of them that the kernel has]
+    #[arg(long, value_name = "WAY", value_parser = parse_way)]
+    pub via: Option<Way>,
     /// Attach the device read-only
     #[arg(long)]
     pub read_only: bool,
@@ -59,15 +63,35 @@ pub struct AttachArguments {
 /// How the kernel reaches a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
+    /// A device of ublk.
+    Ublk,
+    /// A device of the kernel's NBD client.
+    Nbd,
     /// A loop device on a file served by FUSE.
     Loop,
 }
 
+impl Way {
+    /// The way that was asked for, otherwise the best one that this machine has.
+    fn choose(asked: Option<Self>) -> Result<Self, AttachError> {
+        match asked {
+            Some(Self::Ublk) => ublk::check()?,
+            Some(Self::Nbd) => nbd_device::check()?,
+            Some(Self::Loop) => {}
+            None if ublk::check().is_ok() => return Ok(Self::Ublk),
+            None if nbd_device::check().is_ok() => return Ok(Self::Nbd),
+            None => return Ok(Self::Loop),
+        }
+        Ok(asked.unwrap_or(Self::Loop))
+    }
+}
+
 fn parse_way(text: &str) -> Result<Way, String> {
     match text {
+        "ublk" => Ok(Way::Ublk),
+        "nbd" => Ok(Way::Nbd),
         "loop" => Ok(Way::Loop),
-        "ublk" | "nbd" => Err(format!("{text} is not supported yet; leave --via out, or write --via loop")),
-        _ => Err("the one way is loop".to_owned()),
+        _ => Err("the ways are ublk, nbd and loop".to_owned()),
     }
 }
 
@@ -102,12 +126,52 @@ pub enum AttachError {
     /// The device.
     #[error(transparent)]
     Loop(#[from] LoopError),
+    /// ublk.
+    #[error(transparent)]
+    Ublk(#[from] UblkError),
+    /// The kernel's NBD client.
+    #[error(transparent)]
+    Nbd(#[from] NbdDeviceError),
+    /// The kernel's random numbers.
+    #[error("the kernel gives no random numbers: {0}")]
+    Random(io::Error),
     /// A block that no block device has.
-    #[error("the volume has blocks of {0} bytes; a loop device takes at most 4096")]
+    #[error("the volume has blocks of {0} bytes; a block device takes at most 4096")]
     Block(u32),
     /// Less than a sector.
     #[error("the volume has {0} bytes, less than one sector")]
     Empty(u64),
+    /// A device waits for a successor, and the server does not have all that it had acknowledged.
+    #[error(
+        "{} waits, and cannot go on: the server has restarted since its process died, or serves another volume by that name; writes \
+         after the last flush may be lost. byway detach {name} fails what waits; then attach again, and check the file system",
+        device.display()
+    )]
+    ServerChanged {
+        /// The attachment.
+        name: String,
+        /// The device.
+        device: PathBuf,
+    },
+    /// A device that can be written to waits for a successor, and this one could not flush the volume.
+    #[error(
+        "{} waits, and has writes that may need a flush: attach without --read-only, where the server lets this machine write, to go \
+         on with it; or byway detach {name} to end it", device.display()
+    )]
+    Writable {
+        /// The attachment.
+        name: String,
+        /// The device.
+        device: PathBuf,
+    },
+    /// A device waits for a successor, and another way was asked for.
+    #[error("{} waits for a process: attach without --via, or with --via ublk, to go on with it, or byway detach {name} to end it", device.display())]
+    Waits {
+        /// The attachment.
+        name: String,
+        /// The device.
+        device: PathBuf,
+    },
     /// The service manager.
     #[error("NOTIFY_SOCKET: {0}; unset it where no service manager runs")]
     Manager(io::Error),
@@ -137,13 +201,20 @@ pub enum AttachError {
 pub(super) enum Event {
     /// SIGTERM or SIGINT.
     Signal,
-    /// The volume is open, and its file is to be had below this mount.
-    Ready(VolumeInfo, OwnedFd, Notifier),
+    /// The volume is open, and its requests are served: a device can be made of this.
+    Ready(VolumeInfo, Backing),
     /// The volume could not be opened.
     Failed(AttachError),
+    /// Another server process, or the same with other files, has all that was acknowledged.
+    Repeated {
+        /// See [`VolumeInfo`].
+        instance: u64,
+        /// See [`VolumeInfo`].
+        store: u64,
+    },
     /// The volume has another size, in bytes.
     Resized(u64),
-    /// The device's last user has closed it; what the volume said to the last flush.
+    /// The kernel has no requests any more; what the volume said to the last flush.
     Ended(Result<(), String>),
 }
 
@@ -182,10 +253,13 @@ pub fn attach(arguments: &AttachArguments) -> Result<(), AttachError> {
 
 fn list() -> Result<(), AttachError> {
     for registry::Listed { attachment, lives } in registry::list().map_err(AttachError::State)? {
-        let Attachment { name, uri, device, pid, bytes, failed } = attachment;
+        let Attachment { name, uri, device, pid, bytes, ublk, failed } = attachment;
         let state = match failed {
             _ if lives => format!("process {pid}"),
             Some(failed) => format!("{failed}; byway detach"),
+            None if ublk.is_some() => {
+                "its process has died, and requests wait; byway attach again, or byway detach".to_owned()
+            }
             None => "its process has died; byway detach".to_owned(),
         };
         output::line(format!("{name}  {}  {}  {uri}  {state}", device.display(), show_size(bytes)));
@@ -214,37 +288,56 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     };
     let uri = &uri;
     let supervisor = Supervisor::from_environment().map_err(AttachError::Manager)?;
+    let way = Way::choose(arguments.via)?;
     let mut claim = Claim::new(name).map_err(AttachError::State)?.ok_or_else(|| AttachError::Taken(name.to_owned()))?;
+    let left = claim.left().cloned();
+    if let Some(left) = &left {
+        let waits = left.failed.is_none() && left.waits()?;
+        if waits && way != Way::Ublk {
+            return Err(AttachError::Waits { name: name.to_owned(), device: left.device.clone() });
+        }
+        if !waits {
+            // One that was never started, or has failed: nothing goes on with it.
+            left.remove_device();
+        }
+    }
     let (events, heard) = channel();
     watch_signals(events.clone())?;
-    start_loop((name, uri), tls, arguments.read_only, events)?;
-    let (info, mount, notifier) = loop {
+    let client = client_name(&mut claim)?;
+    start_loop((way, left), (name, uri, client), tls, arguments.read_only, events)?;
+    let (info, backing) = loop {
         match heard.recv() {
-            Ok(Event::Ready(info, mount, notifier)) => break (info, mount, notifier),
+            Ok(Event::Ready(info, backing)) => break (info, backing),
             Ok(Event::Failed(error)) => return Err(error),
             // Nothing is there that would have to be taken apart.
             Ok(Event::Signal) => return Ok(()),
             Ok(Event::Ended(result)) => return result.map_err(AttachError::Ended),
-            Ok(Event::Resized(_)) => {}
+            Ok(Event::Resized(_) | Event::Repeated { .. }) => {}
             Err(_) => return Err(AttachError::Ended("its thread has died".to_owned())),
         }
     };
-    let (file, device) = make_device(&mount, &info, (name, uri))?;
-    // The file is enough from here on.
-    drop(mount);
+    let mut device = AttachedDevice::make(backing, &info, (name, uri))?;
     // Lock all pages, also future ones: if a page of this process were swapped to this device, reading it back would wait for this process.
     if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         tracing::warn!(%error, "memory cannot be locked: do not swap to this device");
     }
-    let path = device.path().to_owned();
+    let path = device.path();
     let (name, uri, pid) = (name.to_owned(), uri.to_string(), std::process::id() as i32);
-    let attachment = Attachment { name, uri, device: path.clone(), pid, bytes: info.len, failed: None };
+    let (device_name, ublk) = (path.clone(), device.ublk_record());
+    let attachment = Attachment { name, uri, device: device_name, pid, bytes: info.len, ublk, failed: None };
     let (name, uri) = (attachment.name.clone(), attachment.uri.clone());
-    claim.publish(attachment).map_err(AttachError::State)?;
+    // The entry is there before the first request: if this process is killed, its device is found by it.
+    let published = claim.publish(attachment).map_err(AttachError::State);
+    if let Err(error) = published.and_then(|()| device.start()) {
+        if device.give_up() {
+            claim.withdraw();
+        }
+        return Err(error);
+    }
     tracing::info!(volume = uri, device = %path.display(), bytes = info.len, "attached");
     output::line(path.display());
     tell(supervisor.ready(&format!("{} is {uri}", path.display())));
-    let ended = follow(&heard, AttachedDevice { notifier, file, device }, &supervisor);
+    let ended = follow(&heard, device, &mut claim, &supervisor);
     claim.end(&ended);
     if ended.is_ok() && arguments.in_background {
         // It has nothing to say any more.
@@ -253,38 +346,58 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     ended
 }
 
-/// What keeps the device. The notifier goes first: with it goes the last of `/dev/fuse` if the loop has died, so that writing out
-/// what the device still has fails instead of waiting for that loop.
-struct AttachedDevice {
-    notifier: Notifier,
-    file: File,
-    device: LoopDevice,
+/// What follows of a device.
+enum Stage {
+    Attached(AttachedDevice),
+    Detaching(Detaching),
 }
 
-/// Follows the volume's size until the device is detached, and its last user has closed it.
-fn follow(heard: &Receiver<Event>, held: AttachedDevice, supervisor: &Supervisor) -> Result<(), AttachError> {
-    let mut held = Some(held);
+/// Follows the volume's size until the device is detached, and the kernel has no requests any more.
+fn follow(
+    heard: &Receiver<Event>,
+    device: AttachedDevice,
+    claim: &mut Claim,
+    supervisor: &Supervisor,
+) -> Result<(), AttachError> {
+    let mut stage = Stage::Attached(device);
     loop {
-        match (heard.recv(), &held) {
-            (Ok(Event::Resized(bytes)), Some(held)) => {
-                if let Err(error) = renew_size(held) {
+        stage = match (heard.recv(), stage) {
+            (Ok(Event::Resized(bytes)), Stage::Attached(mut device)) => {
+                if let Err(error) = device.resize(bytes) {
                     tracing::error!(%error, bytes, "the volume was resized, but the device could not be");
                 }
+                Stage::Attached(device)
             }
-            (Ok(Event::Signal), Some(device)) if device.device.is_claimed().unwrap_or(false) => {
-                output::note(format!(
-                    "{} is in use (mounted, swap, or part of another device), and stays attached; unmount it first",
-                    device.device.path().display()
-                ));
+            (Ok(Event::Repeated { instance, store }), stage) => {
+                if let Err(error) = claim.renew(instance, store) {
+                    tracing::error!(%error, "cannot write to the registry: no successor of this process can take the device over");
+                }
+                stage
             }
-            (Ok(Event::Signal), Some(_)) => {
-                tell(supervisor.stopping("writing out what is not at the server yet"));
-                // The kernel takes it apart when its last user closes it: at once, unless a program has it open.
-                held = None;
+            (Ok(Event::Signal), Stage::Attached(device)) => detach(device, supervisor),
+            (Ok(Event::Ended(result)), stage) => {
+                let detached = match stage {
+                    Stage::Attached(device) => device.abandon(),
+                    Stage::Detaching(detaching) => detaching.finish(),
+                };
+                return result.and(detached).map_err(AttachError::Ended);
             }
-            (Ok(Event::Ended(result)), _) => return result.map_err(AttachError::Ended),
             (Err(_), _) => return Err(AttachError::Ended("its thread has died".to_owned())),
-            (Ok(_), _) => {}
+            (Ok(_), stage) => stage,
+        }
+    }
+}
+
+fn detach(device: AttachedDevice, supervisor: &Supervisor) -> Stage {
+    let stopping = || tell(supervisor.stopping("writing out what is not at the server yet"));
+    match device.detach(stopping) {
+        Ok(detaching) => Stage::Detaching(detaching),
+        Err(device) => {
+            output::note(format!(
+                "{} is in use (mounted, swap, or part of another device), and stays attached; unmount it first",
+                device.path().display()
+            ));
+            Stage::Attached(device)
         }
     }
 }
@@ -295,55 +408,67 @@ fn tell(told: io::Result<()>) {
     }
 }
 
-/// Has the kernel ask for the file's size, and the device take it.
-fn renew_size(held: &AttachedDevice) -> Result<(), AttachError> {
-    let told = held.notifier.invalidate_inode(volume_file::NODE, -1, 0);
-    told.map_err(|error: NotifyError| AttachError::File(io::Error::other(error)))?;
-    let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
-    let stat = rustix::fs::statx(&held.file, c"", how, StatxFlags::SIZE).map_err(|e| AttachError::File(e.into()))?;
-    held.device.renew_size().map_err(AttachError::File)?;
-    tracing::info!(device = %held.device.path().display(), bytes = stat.stx_size, "resized");
-    Ok(())
-}
-
-fn make_device(
-    mount: &OwnedFd,
-    info: &VolumeInfo,
-    (name, uri): (&str, &RemoteUri),
-) -> Result<(File, LoopDevice), AttachError> {
-    let block_bytes = info.block_bytes.max(512);
-    if block_bytes > 4096 {
-        return Err(AttachError::Block(block_bytes));
-    }
-    if info.len < u64::from(block_bytes) {
-        return Err(AttachError::Empty(info.len));
-    }
-    let access = if info.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
-    let file = rustix::fs::openat(mount, name, flags, Mode::empty());
-    let file = File::from(file.map_err(|error| AttachError::File(error.into()))?);
-    let options = LoopOptions { block_bytes, read_only: info.read_only, name: &uri.to_string() };
-    let device = LoopDevice::over(file.as_fd(), options)?;
-    Ok((file, device))
-}
-
-/// Opens the volume and serves its file in a thread of its own.
+/// Opens the volume and serves it in a thread of its own.
 fn start_loop(
-    (name, uri): (&str, &RemoteUri),
+    (way, left): (Way, Option<Attachment>),
+    (name, uri, client): (&str, &RemoteUri, ClientName),
     tls: ClientTlsArguments,
     read_only: bool,
     events: Sender<Event>,
 ) -> Result<(), AttachError> {
     let (name, uri) = (name.to_owned(), uri.clone());
     let run = move || {
-        let serve = || match volume_file::VolumeFile::open((&name, &uri), &tls, read_only, events.clone()) {
-            Ok(file) => Event::Ended(file.serve()),
+        let serve = || match Requests::open(&uri, &tls, read_only, client) {
+            Ok(mut requests) => match way {
+                Way::Loop => {
+                    let made = VolumeFile::mount((&name, &uri), &requests);
+                    serve_kernel(requests, made.map(|(kernel, file)| (kernel, Backing::File(file))), &events)
+                }
+                Way::Nbd => {
+                    let made = NbdSocket::open(&requests.info);
+                    serve_kernel(requests, made.map(|(kernel, socket)| (kernel, Backing::Nbd(socket))), &events)
+                }
+                Way::Ublk => {
+                    let made = UblkQueue::open(&mut requests, left.as_ref());
+                    serve_kernel(requests, made.map(|(kernel, device)| (kernel, Backing::Ublk(device))), &events)
+                }
+            },
             Err(error) => Event::Failed(error),
         };
         tell_end(&events, serve);
     };
     std::thread::Builder::new().name("byway-volume".to_owned()).spawn(run).map_err(AttachError::Thread)?;
     Ok(())
+}
+
+/// A successor is the same client: the server begins its session when the I/O of the dead process's has ended.
+fn client_name(claim: &mut Claim) -> Result<ClientName, AttachError> {
+    if let Some(client) = claim.begin_sessions().map_err(AttachError::State)? {
+        return Ok(client);
+    }
+    let mut id = [0; 16];
+    getrandom::fill(&mut id).map_err(|error| AttachError::Random(io::Error::other(error.to_string())))?;
+    Ok(ClientName { id, first_session: 1 })
+}
+
+/// Serves the kernel's requests until there are none any more.
+fn serve_kernel<K: KernelSide>(
+    requests: Requests,
+    made: Result<(K, Backing), AttachError>,
+    events: &Sender<Event>,
+) -> Event {
+    let (kernel, backing) = match made {
+        Ok(made) => made,
+        Err(error) => return Event::Failed(error),
+    };
+    let info = requests.info;
+    match VolumeServer::new(requests, kernel, events.clone()) {
+        Ok(server) => {
+            let _ = events.send(Event::Ready(info, backing));
+            Event::Ended(server.serve())
+        }
+        Err(error) => Event::Failed(AttachError::Thread(error)),
+    }
 }
 
 /// Tells the main thread how the loop ended, also if it panicked.

@@ -85,11 +85,12 @@ pub fn detach(arguments: &DetachArguments) -> Result<(), DetachError> {
     let found = registry::list().map_err(DetachError::State)?.into_iter().find(is_meant);
     let Listed { attachment, lives } = found.ok_or_else(|| DetachError::Unknown(which.clone()))?;
     if !lives {
+        attachment.remove_device();
         let Some(reason) = &attachment.failed else {
             registry::remove(&attachment.name);
             output::note(
-                "its process had died before, and writes after the last flush may be lost; the device goes when its last user \
-                 closes it",
+                "its process had died before, and writes after the last flush may be lost; what uses the device still gets I/O \
+                 errors",
             );
             return Ok(());
         };

@@ -5,6 +5,9 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use byway_frontend::nbd_device;
+use byway_frontend::ublk::{self, UblkError};
+use byway_service::block::client::ClientName;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Flock, FlockType, fcntl_getlk};
@@ -18,6 +21,9 @@ const FOLDER: &str = "/run/byway-attach";
 /// Where a link with the attachment's name leads to its device.
 const LINKS: &str = "/dev/byway";
 
+/// Sessions that a process may begin, before the numbers of its successor's begin.
+const SESSIONS_MAX: u64 = 1 << 32;
+
 /// What the file of a device says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Attachment {
@@ -25,14 +31,50 @@ pub(super) struct Attachment {
     pub name: String,
     /// The volume.
     pub uri: String,
-    /// `/dev/loopN`; empty while it is being made.
+    /// `/dev/ublkbN`, `/dev/nbdN` or `/dev/loopN`.
     pub device: PathBuf,
     /// The process.
     pub pid: i32,
     /// Bytes of the volume when it was attached.
     pub bytes: u64,
+    /// What a successor needs to take over a device of ublk.
+    #[serde(default)]
+    pub ublk: Option<UblkRecord>,
     /// Why the device ended before the server had confirmed all writes.
     pub failed: Option<String>,
+}
+
+/// What a successor needs to take over a device of ublk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct UblkRecord {
+    /// The number by which the device is known.
+    pub cookie: u64,
+    /// The client that the process is to the server.
+    pub client: [u8; 16],
+    /// The number of its first session; later processes begin with higher ones.
+    pub first_session: u64,
+    /// The device refuses writes. Records of earlier versions do not say so, and count as writable.
+    #[serde(default)]
+    pub read_only: bool,
+    /// The server process, and the files that it has open for the volume, which have all writes that were acknowledged.
+    pub instance: u64,
+    pub store: u64,
+}
+
+impl Attachment {
+    /// Whether the kernel has a device of ublk that waits for a successor of its process.
+    pub(super) fn waits(&self) -> Result<bool, UblkError> {
+        self.ublk.map_or(Ok(false), |record| ublk::is_there(&self.device, record.cookie))
+    }
+
+    /// Removes what the kernel still has of the device after the end of its process. Loop devices go by themselves.
+    pub(super) fn remove_device(&self) {
+        remove_nbd_devices(|found| found == identifier(&self.name, self.pid));
+        let Some(UblkRecord { cookie, .. }) = self.ublk else { return };
+        if let Err(error) = ublk::remove(&self.device, cookie) {
+            tracing::warn!(%error, device = %self.device.display(), "the device of a process that died is still there");
+        }
+    }
 }
 
 /// An attachment and whether its process lives.
@@ -54,6 +96,18 @@ pub(super) struct Claim {
 /// Names of attachments are names of files: those of volumes are.
 fn file_of(name: &str) -> PathBuf {
     Path::new(FOLDER).join(format!("{name}.json"))
+}
+
+/// By what the kernel's NBD client knows the device of an attachment: this name of a process.
+pub(super) fn identifier(name: &str, pid: i32) -> String {
+    format!("byway:{name}:{pid}")
+}
+
+/// Removes the NBD devices that have no process any more, and such an identifier.
+fn remove_nbd_devices(meant: impl Fn(&str) -> bool) {
+    if let Err(error) = nbd_device::disconnect_left(meant) {
+        tracing::warn!(%error, "the device of a process that died is still there");
+    }
 }
 
 /// Where the process of an attachment logs to, in the background.
@@ -97,13 +151,51 @@ impl Claim {
     pub(super) fn new(name: &str) -> io::Result<Option<Self>> {
         prepare()?;
         let Some(file) = open_locked(name)? else { return Ok(None) };
-        Ok(Some(Self { file, name: name.to_owned(), attachment: None }))
+        // With the name locked, no living process has one.
+        let prefix = format!("byway:{name}:");
+        remove_nbd_devices(|found| found.strip_prefix(&prefix).is_some_and(|pid| !pid.contains(':')));
+        // A device of ublk may wait for a successor: its record stays until there is one. It is read from the locked file: to close
+        // another descriptor of the file would give up the lock.
+        let attachment = parse(&file).filter(|left| left.ublk.is_some());
+        Ok(Some(Self { file, name: name.to_owned(), attachment }))
     }
 
+    /// The attachment of a process that has died, if it was by ublk.
+    pub(super) fn left(&self) -> Option<&Attachment> {
+        self.attachment.as_ref()
+    }
+
+    /// Records that this process begins sessions as the client of [`Claim::left`], and gives that client; `None` if there is none.
+    ///
+    /// A server refuses the number of an earlier session. So each process has numbers of its own, also one that dies before it has
+    /// published its attachment.
+    pub(super) fn begin_sessions(&mut self) -> io::Result<Option<ClientName>> {
+        let record = self.change(|record| record.first_session = record.first_session.saturating_add(SESSIONS_MAX))?;
+        Ok(record.map(|record| ClientName { id: record.client, first_session: record.first_session }))
+    }
+
+    /// Another server process, or the same with other files, has all that was acknowledged.
+    pub(super) fn renew(&mut self, instance: u64, store: u64) -> io::Result<()> {
+        self.change(|record| (record.instance, record.store) = (instance, store)).map(drop)
+    }
+
+    /// Changes the record of a device of ublk, in the file first; gives it.
+    fn change(&mut self, change: impl FnOnce(&mut UblkRecord)) -> io::Result<Option<UblkRecord>> {
+        let Some(mut attachment) = self.attachment.clone() else { return Ok(None) };
+        let Some(record) = &mut attachment.ublk else { return Ok(None) };
+        change(record);
+        let record = *record;
+        self.write(&attachment)?;
+        self.attachment = Some(attachment);
+        Ok(Some(record))
+    }
+
+    /// One that is killed meanwhile leaves the attachment as it was, or as it is to be, perhaps with the end of the longer one.
     fn write(&mut self, attachment: &Attachment) -> io::Result<()> {
-        self.file.set_len(0)?;
+        let text = serde_json::json!(attachment).to_string();
         self.file.rewind()?;
-        self.file.write_all(serde_json::json!(attachment).to_string().as_bytes())
+        self.file.write_all(text.as_bytes())?;
+        self.file.set_len(text.len() as u64)
     }
 
     /// Writes the attachment to its file, and makes the link to the device.
@@ -120,6 +212,11 @@ impl Claim {
         }
         self.attachment = Some(attachment);
         Ok(())
+    }
+
+    /// The device has not come to be: nothing is left of it.
+    pub(super) fn withdraw(&mut self) {
+        self.attachment = None;
     }
 
     /// The device has ended: well, with all that was written at the server, or not, which is left for [`take_failure`].
@@ -163,12 +260,17 @@ pub(super) fn list() -> io::Result<Vec<Listed>> {
     Ok(found)
 }
 
+/// What a file says; `None` for one that says nothing yet.
+fn parse(file: &File) -> Option<Attachment> {
+    let mut text = String::new();
+    file.take(64 << 10).read_to_string(&mut text).ok()?;
+    serde_json::Deserializer::from_str(&text).into_iter().next()?.ok()
+}
+
 /// `None` for one that goes or comes just now.
 fn read(path: &Path) -> Option<Listed> {
-    let mut file = File::open(path).ok()?;
-    let mut text = String::new();
-    (&mut file).take(64 << 10).read_to_string(&mut text).ok()?;
-    let attachment = serde_json::from_str(&text).ok()?;
+    let file = File::open(path).ok()?;
+    let attachment = parse(&file)?;
     let any = Flock::from(FlockType::WriteLock);
     let lives = fcntl_getlk(&file, &any).is_ok_and(|holder| holder.is_some());
     Some(Listed { attachment, lives })
@@ -203,7 +305,7 @@ mod tests {
 
         fn attachment(&self) -> Attachment {
             let (name, pid) = (self.0.clone(), std::process::id() as i32);
-            Attachment { name, uri: String::new(), device: "/dev/null".into(), pid, bytes: 1, failed: None }
+            Attachment { name, uri: String::new(), device: "/dev/null".into(), pid, bytes: 1, ublk: None, failed: None }
         }
     }
 
@@ -248,5 +350,62 @@ mod tests {
         drop(claim());
         assert_eq!(take_failure(&Attachment { pid: 1, ..entry.attachment() }), None);
         assert!(file_of(&entry.0).exists());
+    }
+
+    #[test]
+    fn each_successor_has_numbers_of_its_own_for_its_sessions() {
+        if lacks_the_folder() {
+            return;
+        }
+        let entry = Entry::new("sessions");
+        let mut claim = Claim::new(&entry.0).unwrap().unwrap();
+        assert_eq!(claim.begin_sessions().unwrap(), None);
+        let record =
+            UblkRecord { cookie: 7, client: [8; 16], first_session: 1, read_only: false, instance: 10, store: 11 };
+        claim.publish(Attachment { ublk: Some(record), ..entry.attachment() }).unwrap();
+        drop(claim);
+        // Both die before they have published anything.
+        let begin = || Claim::new(&entry.0).unwrap().unwrap().begin_sessions().unwrap().unwrap();
+        let (first, second) = (begin(), begin());
+        assert_eq!((first.id, second.id), (record.client, record.client));
+        assert!(1 < first.first_session && first.first_session < second.first_session, "{first:?} {second:?}");
+    }
+
+    #[test]
+    fn a_device_that_has_not_come_to_be_leaves_nothing() {
+        if lacks_the_folder() {
+            return;
+        }
+        let entry = Entry::new("withdrawn");
+        let mut claim = Claim::new(&entry.0).unwrap().unwrap();
+        claim.publish(entry.attachment()).unwrap();
+        claim.withdraw();
+        drop(claim);
+        assert!(!file_of(&entry.0).exists());
+    }
+
+    #[test]
+    fn the_record_of_a_device_stays_until_a_successor_has_it() {
+        if lacks_the_folder() {
+            return;
+        }
+        let entry = Entry::new("successor");
+        let record =
+            UblkRecord { cookie: 7, client: [8; 16], first_session: 1, read_only: false, instance: 10, store: 11 };
+        let mut claim = Claim::new(&entry.0).unwrap().unwrap();
+        assert_eq!(claim.left(), None);
+        claim.publish(Attachment { ublk: Some(record), ..entry.attachment() }).unwrap();
+        claim.renew(1, 2).unwrap();
+        // Its process is killed, and its first successor finds no server.
+        drop(claim);
+        drop(Claim::new(&entry.0).unwrap().unwrap());
+        let successor = Claim::new(&entry.0).unwrap().unwrap();
+        let left = successor.left().unwrap();
+        assert_eq!(left.ublk, Some(UblkRecord { instance: 1, store: 2, ..record }));
+        // A process that is killed while it writes a shorter record leaves the end of the longer one.
+        drop(successor);
+        let text = fs::read_to_string(file_of(&entry.0)).unwrap();
+        fs::write(file_of(&entry.0), text + "11}}").unwrap();
+        assert_eq!(Claim::new(&entry.0).unwrap().unwrap().left().unwrap().ublk.unwrap().instance, 1);
     }
 }

@@ -13,6 +13,7 @@ use super::engine::{Copied, CopyError, CopyOptions, copy};
 use super::location::{self, Found, Location, LocationError, Opened, Reach};
 use super::progress::{self, Teller};
 use super::resume::ResumeLog;
+use super::tree::{self, TreeError};
 use crate::limits::{COPY_BYTES_MAX, COPY_UNFLUSHED_BYTES_MAX};
 use crate::output;
 use crate::remote::{self, Remote, RemoteError, RemoteUri};
@@ -22,17 +23,27 @@ use crate::units::{parse_size, show_size};
 /// What connections need for themselves of the loop's memory, at most.
 const LANE_BYTES: usize = 8 << 20;
 
+/// Without `--chunk` and `--connections`.
+const CHUNK_BYTES: u64 = 512 << 10;
+const CONNECTIONS: u8 = 4;
+
 /// The flags of `byway copy`.
 #[derive(clap::Args, Clone, Debug)]
 pub struct CopyArguments {
-    /// Source: a file, a block device, or a volume
+    /// Source: a file, a block device, a volume, or a file or directory of a share
+    ///
+    /// A file or directory of a share is byway://HOST/SHARE/PATH, or byway+unix:///SHARE/PATH?socket=PATH; a share itself has a slash
+    /// behind its name.
     ///
     /// A volume is byway://HOST/NAME, byway+unix:///NAME?socket=PATH, byway+shm:///NAME?socket=PATH, byway+rdma://HOST/NAME,
     /// nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH; for TLS byways://, nbds:// or nbds+unix://. The source is not locked:
     /// writes to it during the copy may or may not be in the copy. If a file changes, the copy fails at its end.
     #[arg(value_parser = location_parser())]
     pub source: Location,
-    /// Destination: a file (created if missing), a block device, or a volume at least as large as the source
+    /// Destination: a file (created if missing), a block device, a volume at least as large as the source, or a path of a share
+    ///
+    /// With a share on either side, files are copied as they are. A file goes into DESTINATION if that is a directory. A directory is
+    /// copied with --recursive, and DESTINATION becomes its copy, also if it exists.
     ///
     /// A file or device that is mounted, that a server serves, or that another copy writes to is refused.
     #[arg(value_parser = location_parser())]
@@ -43,18 +54,25 @@ pub struct CopyArguments {
     /// server of a volume may answer from its own cache.
     #[arg(long)]
     pub verify: bool,
-    /// Overwrite a destination that contains data
+    /// Overwrite a destination that contains data, or files that differ from the source
     #[arg(long)]
     pub overwrite: bool,
+    /// Copy a directory from or to a share, with all that is in it
+    ///
+    /// Kept are contents, holes, rights, times, symbolic links, and extended attributes of users with ACLs; not kept are owners,
+    /// set-user-ID bits and hard links. Each file appears under its name when it is complete and synced. The same command resumes an
+    /// interrupted copy: it passes over files whose size and time of change are the source's.
+    #[arg(long, short)]
+    pub recursive: bool,
     /// Copy an image in another format than raw (qcow2, vmdk, ...) byte by byte to a volume or device
     #[arg(long)]
     pub raw: bool,
-    /// Pieces in flight, 1 to 1024
+    /// Pieces in flight, 1 to 1024; with a share, files and pieces in flight, at most 64
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub depth: u16,
-    /// Connections to each server, 1 to 8; an NBD server may allow only one
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=8))]
-    pub connections: u8,
+    /// Connections to each server of a volume, 1 to 8 [default: 4]; an NBD server may allow only one
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=8))]
+    pub connections: Option<u8>,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
@@ -68,9 +86,9 @@ pub struct CopyArguments {
     /// Write no resume file, and remove that of an earlier run: an interrupted copy starts over
     #[arg(long, conflicts_with = "resume")]
     pub no_resume: bool,
-    /// Size of a piece, a power of two from 4K to 1M
-    #[arg(long, value_name = "SIZE", default_value = "512K", value_parser = parse_chunk)]
-    pub chunk: u64,
+    /// Size of a piece, a power of two from 4K to 1M [default: 512K; with a share 1M]
+    #[arg(long, value_name = "SIZE", value_parser = parse_chunk)]
+    pub chunk: Option<u64>,
     /// Kernel interface of the event loop: auto, uring or epoll
     #[arg(long, value_name = "BACKEND", default_value = "auto", value_parser = byway_remote::parse_io)]
     pub io: IoChoice,
@@ -133,6 +151,9 @@ pub enum CopyCommandError {
         /// Why not.
         source: io::Error,
     },
+    /// Files of a share.
+    #[error("copy: {0}")]
+    Tree(#[from] TreeError),
     /// Signals cannot be caught.
     #[error("copy: cannot catch signals: {0}")]
     Signals(io::Error),
@@ -163,6 +184,10 @@ pub enum CopyCommandError {
     },
 }
 
+fn chunk_bytes(arguments: &CopyArguments) -> usize {
+    arguments.chunk.unwrap_or(CHUNK_BYTES) as usize
+}
+
 fn parse_chunk(text: &str) -> Result<u64, String> {
     let bytes = parse_size(text).map_err(|error| error.to_string())?;
     let good = bytes.is_power_of_two() && (4096..=FRAME_BYTES_MAX as u64).contains(&bytes);
@@ -180,10 +205,13 @@ fn location_parser() -> impl TypedValueParser<Value = Location> {
 /// Says what to do.
 pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     let (from, to) = (&arguments.source, &arguments.destination);
-    let chunk_bytes = arguments.chunk as usize;
+    if tree::concerns(arguments) {
+        return Ok(tree::run(arguments)?);
+    }
+    let chunk_bytes = chunk_bytes(arguments);
     let wants_tls = [from, to].into_iter().any(|place| matches!(place, Location::Remote(uri) if uri.wants_tls()));
     arguments.tls.check(wants_tls).map_err(|error| LocationError::from(RemoteError::from(error)))?;
-    let reach = Reach { connections: usize::from(arguments.connections), tls: &arguments.tls };
+    let reach = Reach { connections: usize::from(arguments.connections.unwrap_or(CONNECTIONS)), tls: &arguments.tls };
     let depth = usize::from(arguments.depth).min(COPY_BYTES_MAX as usize / chunk_bytes);
     let mut frame_bytes = depth * chunk_bytes;
     // All of the pool is pinned before the copy begins: 160 MiB take 70 ms.
@@ -265,7 +293,7 @@ fn copy_between(
     note_larger(to, destination, bytes);
     let started = reactor.now();
     let mut teller = Teller::new(bytes, started).map_err(CopyCommandError::Signals)?;
-    let options = CopyOptions { depth, chunk_bytes: arguments.chunk as usize, verify: arguments.verify };
+    let options = CopyOptions { depth, chunk_bytes: chunk_bytes(arguments), verify: arguments.verify };
     let (one, other) = (source.endpoint(), destination.endpoint());
     let copied = copy(reactor, one, other, options, log.as_mut(), &mut |progress| teller.tell(progress));
     teller.finish();

@@ -14,7 +14,7 @@ use super::endpoint::Endpoint;
 use super::file::{FileEndpoint, object_identity};
 use super::remote::{RemoteEndpoint, volume_identity};
 use crate::limits::{COPY_UNFLUSHED_BYTES_MAX, RESUME_NAME_CHARS_MAX};
-use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, RemoteUriError};
+use crate::remote::{self, Remote, RemoteError, RemoteInfo, RemoteOptions, RemoteUri, RemoteUriError, TreeUri};
 use crate::tls::ClientTlsArguments;
 
 /// The source's token class, and the destination's.
@@ -28,6 +28,8 @@ pub enum Location {
     Path(PathBuf),
     /// A volume.
     Remote(RemoteUri),
+    /// A share with a slash behind its name, or what a path behind it leads to.
+    Tree(TreeUri),
 }
 
 impl Location {
@@ -40,7 +42,10 @@ impl Location {
             return Err(LocationNameError::Stream);
         }
         match text.to_str().filter(|text| RemoteUri::is_uri(text)) {
-            Some(uri) => Ok(Self::Remote(uri.parse()?)),
+            Some(uri) => {
+                let uri: TreeUri = uri.parse()?;
+                Ok(if uri.is_below { Self::Tree(uri) } else { Self::Remote(uri.remote) })
+            }
             None => Ok(Self::Path(text.into())),
         }
     }
@@ -49,7 +54,7 @@ impl Location {
     pub(super) fn path(&self) -> Option<&Path> {
         match self {
             Self::Path(path) => Some(path),
-            Self::Remote(_) => None,
+            Self::Remote(_) | Self::Tree(_) => None,
         }
     }
 
@@ -61,8 +66,8 @@ impl Location {
                 path.push(".byway-resume");
                 path.into()
             }
-            Self::Remote(uri) => {
-                let text = uri.to_string();
+            Self::Remote(_) | Self::Tree(_) => {
+                let text = self.to_string();
                 let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
                 let name: String = text.chars().map(plain).take(RESUME_NAME_CHARS_MAX).collect();
                 // Two names that differ only in what was replaced or cut are two files.
@@ -77,6 +82,7 @@ impl fmt::Display for Location {
         match self {
             Self::Path(path) => path.display().fmt(f),
             Self::Remote(uri) => uri.fmt(f),
+            Self::Tree(uri) => uri.fmt(f),
         }
     }
 }
@@ -293,6 +299,7 @@ pub(super) fn open_source(reactor: &mut Reactor, place: &Location, reach: Reach<
             let (remote, info) = connect(reactor, uri, (SOURCE_CLASS, true), reach, None)?;
             Ok(Opened::Remote(Box::new(RemoteEndpoint::new(remote, info, false))))
         }
+        Location::Tree(uri) => Err(RemoteError::NoVolume(uri.to_string()).into()),
     }
 }
 
@@ -300,7 +307,7 @@ pub(super) fn open_source(reactor: &mut Reactor, place: &Location, reach: Reach<
 pub(super) fn check_format(from: &Location, source: &mut Opened, to: &Location) -> Result<(), LocationError> {
     let (Location::Path(path), Opened::File(file)) = (from, source) else { return Ok(()) };
     let is_disk = match to {
-        Location::Remote(_) => true,
+        Location::Remote(_) | Location::Tree(_) => true,
         Location::Path(to) => std::fs::metadata(to).is_ok_and(|there| there.file_type().is_block_device()),
     };
     let format = file.image_format().map_err(|source| LocationError::Source { path: path.clone(), source })?;
@@ -334,6 +341,7 @@ pub(super) fn find_destination(
             let occupied = !is_blank?;
             Ok(Some(Found::Remote { remote: Box::new(remote), info, occupied }))
         }
+        Location::Tree(uri) => Err(RemoteError::NoVolume(uri.to_string()).into()),
     }
 }
 
@@ -368,7 +376,7 @@ pub(super) fn open_destination(
             let file = FileEndpoint::destination(reactor, claim, DESTINATION_CLASS, bytes, keep).map_err(failed)?;
             Ok(Opened::File(Box::new(file)))
         }
-        (Location::Remote(uri), Found::Path { .. }) => Err(RemoteError::NoVolume(uri.to_string()).into()),
+        (place, Found::Path { .. }) => Err(RemoteError::NoVolume(place.to_string()).into()),
     }
 }
 

@@ -1,5 +1,5 @@
 //! `byway copy`: moves an image from one endpoint to another, many pieces at a time, holes as holes. An endpoint is a file,
-//! a block device, or a volume of another machine over either protocol.
+//! a block device, or a volume of another machine over either protocol. Files of shares are copied by `tree`.
 //!
 //! The engine (`engine.rs`) does not depend on the protocol: it submits requests to two [`Endpoint`]s that share one loop,
 //! and reaps. Done pieces are written to a resume file (`resume.rs`) only after the destination was flushed, so that a
@@ -15,6 +15,7 @@ mod pieces;
 mod progress;
 mod remote;
 mod resume;
+mod tree;
 
 #[cfg(test)]
 mod tests;

@@ -63,6 +63,19 @@ impl Teller {
         if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
+    /// The same for files of a tree, whose bytes are counted while they are found.
+    pub(super) fn tell_files(&mut self, label: String, (done, found): (u64, u64), now: Instant) -> ControlFlow<()> {
+        if !self.bar.is_hidden() {
+            self.bar.set_length(found);
+            self.bar.set_message(label);
+            self.bar.set_position(done);
+        } else if now >= self.lines.next {
+            self.lines.next = now + LINE_TIME;
+            output::note(format_args!("{label}: {} of {}", show_size(done), show_size(found)));
+        }
+        if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
     fn draw(&mut self, progress: &Progress) {
         if self.phase != progress.phase {
             self.phase = progress.phase;

@@ -1,8 +1,11 @@
 //! `byway demo`: a node, its wires and their cost on one machine, without any set-up; and a node that is killed while it is
-//! copied from.
+//! copied from; a mounted folder; memory that a node lends; and processes that share memory.
 
+mod far;
+mod mount;
 mod restart;
 mod rounds;
+mod shared;
 mod sink;
 
 use std::io::Write;
@@ -12,6 +15,7 @@ use std::time::Duration;
 
 use byway_bench::Workplace;
 use byway_fabric::tls::ServerTls;
+use byway_frontend::far_memory::FarMemoryError;
 use byway_frontend::nbd::server::NbdOptions;
 use byway_reactor::socket_file::SocketAccess;
 use byway_reactor::{Address, IoChoice, Reactor};
@@ -20,8 +24,11 @@ use byway_service::block::{OpenError, OpenHere};
 use clap::Args;
 use serde::Serialize;
 
+use self::far::FarShown;
+use self::mount::MountShown;
 use self::restart::Restart;
 use self::rounds::Row;
+use self::shared::{SharedError, SharedShown};
 use crate::confinement::raise_limits;
 use crate::copy::{CopyError, Endpoint, FileEndpoint, RemoteEndpoint};
 use crate::listening;
@@ -94,6 +101,33 @@ pub enum DemoError {
     /// The node that is killed.
     #[error("demo: a second node: {0}; its messages are above")]
     Child(std::io::Error),
+    /// Far memory.
+    #[error("demo: memory that a node lends: {0}")]
+    Far(FarMemoryError),
+    /// A page of it changed.
+    #[error("demo: page {page} of far memory came back with other bytes than were written; please report this")]
+    FarDiffers {
+        /// Which, from 0.
+        page: usize,
+    },
+    /// Shared memory.
+    #[error("demo: shared memory: {0}")]
+    Shared(#[from] SharedError),
+    /// Its loads and stores gave something else than one process has.
+    #[error("demo: processes that share memory have another result than one process; please report this")]
+    SharedDiffers,
+    /// The mount of a shared folder.
+    #[error("demo: the mount of a shared folder: {0}")]
+    Mount(crate::mount::CommandError),
+    /// A call on it.
+    #[error("demo: a file of a mount: {0}")]
+    MountUse(std::io::Error),
+    /// A file changed.
+    #[error("demo: file {file} of a mount has other bytes than were written; please report this")]
+    MountDiffers {
+        /// Which, from 0.
+        file: usize,
+    },
     /// A copy.
     #[error("demo: {path}: {source}")]
     Copy {
@@ -131,6 +165,9 @@ pub enum DemoError {
 struct Shown {
     rows: Vec<Row>,
     restart: Restart,
+    mount: MountShown,
+    far: FarShown,
+    shared: SharedShown,
 }
 
 /// Shares, copies, compares, prints.
@@ -179,10 +216,14 @@ fn demonstrate(arguments: &DemoArguments, path: &Path, workplace: &Workplace) ->
     }
     let (bytes, wanted) = rows.first().map_or((0, 0), |row| (row.bytes, row.crc32c));
     let restart = restart::show(&spec, workplace.folder(), arguments.io, (bytes, wanted))?;
+    let mount = mount::show(workplace.folder(), arguments.io)?;
+    let far = far::show(workplace.folder(), arguments.io)?;
+    let shared = shared::show()?;
     if arguments.json {
-        writeln!(out, "{}", serde_json::json!(Shown { rows, restart }))?;
+        writeln!(out, "{}", serde_json::json!(Shown { rows, restart, mount, far, shared }))?;
     } else {
-        writeln!(out, "{}\n", restart.sentence())?;
+        let sentences = [restart.sentence(), mount.sentence(), far.sentence(), shared.sentence()];
+        writeln!(out, "{}\n", sentences.join("\n\n"))?;
         explain(&mut out, arguments.path.as_deref())?;
     }
     Ok(())

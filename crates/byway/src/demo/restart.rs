@@ -55,7 +55,7 @@ pub(super) fn show(
     io: IoChoice,
     (bytes, wanted): (u64, u32),
 ) -> Result<Restart, DemoError> {
-    let mut node = ChildNode::new(spec, folder.join("killed"), io);
+    let mut node = ChildNode::new(["--volume", &spec::format(spec)], folder.join("killed"), io);
     node.start().and_then(|()| node.wait_until_ready()).map_err(DemoError::Child)?;
     let mut reactor = Reactor::open(io, FRAME_BYTES).map_err(RemoteError::Loop)?;
     let uri: RemoteUri = node.uri().parse().map_err(RemoteError::Name)?;
@@ -116,23 +116,28 @@ impl Steps {
 }
 
 /// `byway serve` of this binary, at a unix socket. It ends when this is dropped, and when this process ends.
-struct ChildNode {
-    volume: String,
+pub(super) struct ChildNode {
+    /// What it serves.
+    flags: [String; 2],
     socket: PathBuf,
     io: IoChoice,
     child: Option<Child>,
 }
 
 impl ChildNode {
-    fn new(spec: &VolumeSpec, socket: PathBuf, io: IoChoice) -> Self {
-        Self { volume: spec::format(spec), socket, io, child: None }
+    pub(super) fn new(flags: [&str; 2], socket: PathBuf, io: IoChoice) -> Self {
+        Self { flags: flags.map(str::to_owned), socket, io, child: None }
+    }
+
+    pub(super) fn socket(&self) -> &Path {
+        &self.socket
     }
 
     fn uri(&self) -> String {
         format!("byway+unix:///demo?socket={}", self.socket.display())
     }
 
-    fn start(&mut self) -> std::io::Result<()> {
+    pub(super) fn start(&mut self) -> std::io::Result<()> {
         let io = match self.io {
             IoChoice::Auto => "auto",
             IoChoice::Uring => "uring",
@@ -140,13 +145,13 @@ impl ChildNode {
         };
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["--log", "error", "bench", "node", "--end-with", &std::process::id().to_string()]);
-        command.args(["--", "--threads", "1", "--io", io, "--volume", &self.volume]);
+        command.args(["--", "--threads", "1", "--io", io]).args(&self.flags);
         command.arg("--listen").arg(format!("unix://{}", self.socket.display()));
         self.child = Some(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn()?);
         Ok(())
     }
 
-    fn wait_until_ready(&mut self) -> std::io::Result<()> {
+    pub(super) fn wait_until_ready(&mut self) -> std::io::Result<()> {
         let out = self.child.as_mut().and_then(|child| child.stdout.as_mut()).map(BufReader::new);
         match out.into_iter().flat_map(BufRead::lines).next() {
             Some(line) => line.map(drop),

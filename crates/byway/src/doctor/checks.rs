@@ -4,6 +4,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use byway_frontend::ublk;
 use byway_reactor::device_memory::{DeviceMemory, offers};
 use byway_reactor::probe;
 
@@ -80,11 +81,20 @@ fn device(name: &'static str, path: &str, good: &str, load: &'static str) -> Fin
 }
 
 fn ublk() -> Finding {
-    device("ublk", "/dev/ublk-control", "volumes can be block devices here", "modprobe ublk_drv (Linux 6.0 or later)")
+    let name = "ublk";
+    match ublk::check() {
+        Ok(()) => Finding::ok(name, "byway attach makes volumes block devices by it"),
+        Err(error) => Finding::missing(
+            name,
+            error.to_string(),
+            "not needed: byway attach uses the NBD client, or FUSE and loop devices, meanwhile",
+        ),
+    }
 }
 
 fn nbd() -> Finding {
-    device("nbd module", "/dev/nbd0", "the kernel's NBD client is there", "modprobe nbd, or use ublk, or nbdfuse")
+    let good = "nbd-client works, and byway attach where ublk is missing";
+    device("nbd module", "/dev/nbd0", good, "modprobe nbd, or use ublk, or nbdfuse")
 }
 
 fn fuse() -> Finding {
@@ -94,19 +104,31 @@ fn fuse() -> Finding {
         if users { "root mounts, and other users by fusermount3" } else { "root mounts; other users need fusermount3" };
     // Linux before 6.13 has no such file, and a limit of 256.
     let limit = fs::read_to_string("/proc/sys/fs/fuse/max_pages_limit").ok().and_then(|text| text.trim().parse().ok());
-    match limit {
-        Some(pages @ 0u32..256) => Finding::limited(
-            name,
-            format!("{good}; requests have {} KiB at most", pages * 4),
-            "set sysctl fs.fuse.max_pages_limit=256",
-        ),
-        _ => device(name, "/dev/fuse", good, "modprobe fuse, or give the container /dev/fuse"),
+    if let Some(pages @ 0u32..256) = limit {
+        let has = format!("{good}; requests have {} KiB at most", pages * 4);
+        return Finding::limited(name, has, "set sysctl fs.fuse.max_pages_limit=256");
     }
+    device(name, "/dev/fuse", &format!("{good}; {}", fuse_kernel()), "modprobe fuse, or give the container /dev/fuse")
+}
+
+/// Whether the kernel has FUSE over io_uring. The protocol's version is told to mounts alone.
+fn fuse_kernel() -> String {
+    let uring = match fs::read_to_string("/sys/module/fuse/parameters/enable_uring").as_deref().map(str::trim) {
+        Ok("Y") => "on",
+        Ok(_) => "off",
+        Err(_) => "missing (Linux 6.14)",
+    };
+    format!("FUSE over io_uring {uring}, byway uses system calls")
 }
 
 fn loop_devices() -> Finding {
-    let load = "modprobe loop, or give the container /dev/loop-control and loop devices; byway attach needs them";
-    device("loop devices", "/dev/loop-control", "byway attach makes volumes block devices, with FUSE", load)
+    let load = "modprobe loop, or give the container /dev/loop-control and loop devices; byway attach needs them where ublk and nbd are missing";
+    device(
+        "loop devices",
+        "/dev/loop-control",
+        "byway attach makes volumes block devices, with FUSE, where ublk and nbd are missing",
+        load,
+    )
 }
 
 fn userfaultfd() -> Finding {

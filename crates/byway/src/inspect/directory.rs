@@ -4,6 +4,7 @@ use std::io::Write;
 use std::time::Duration;
 
 use byway_reactor::Errno;
+use byway_rpc::message::Status;
 use byway_service::file::client::{Caller, Client, ClientError, ClientOptions, Found, Listed, ROOT};
 use byway_service::file::wire::{Attributes, CallError};
 use rustix::fs::FileType;
@@ -40,7 +41,7 @@ pub(super) fn list(arguments: &LsArguments, share: &str) -> Result<(), InspectEr
     let options = ClientOptions { tls, lost_after: LOST_AFTER, ..ClientOptions::new(address, share) };
     let text = || arguments.uri.to_string();
     let client = Client::connect(options).map_err(|source| match source {
-        ClientError::Refused { error: CallError::NoShare | CallError::NotServed(_), .. } => {
+        ClientError::Refused { error: CallError::NoShare | CallError::NotServed(Status::UnknownProtocol), .. } => {
             InspectError::NoShare(uri.to_string())
         }
         source => InspectError::Share { uri: text(), source },

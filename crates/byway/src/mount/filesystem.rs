@@ -4,24 +4,26 @@
 //! and listings go through it, and the kernel uses attributes without asking (`cached.rs`). It asks for each name.
 //! Each request is answered by the thread that read it, but for waits for locks and for stale pages, which have threads of their own.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use byway_frontend::fuse::abi::{FileLock, StatFsOut, open};
+use byway_frontend::fuse::abi::{StatFsOut, open};
 use byway_frontend::fuse::reply::{Directory, Entry, Listed};
-use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime};
+use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime, Write};
 use byway_frontend::fuse::{Filesystem, Reply, Request};
 use byway_reactor::Errno;
 use byway_service::file::client::leases::OpenMode;
-use byway_service::file::client::{self, Client, Found, Giving, LockKind, LockRange, NewMode};
+use byway_service::file::client::{self, Client, Found, Giving, NewMode};
 use byway_service::file::wire::{self, NewAttributes};
+use rustix::fs::OFlags;
 use zerocopy::FromZeros;
 
 use super::attributes::attr;
-use super::cached::StalePages;
+use super::cached::{StalePages, Written, leased_entry};
+use super::counters::Counters;
 use super::groups::groups_of;
-use crate::limits::MOUNT_LOCKS_WAITING_MAX;
+use super::locks::Locks;
+use super::mapped::{CallWrite, MappedFiles};
 
 /// Reads and writes ask the server, also at once.
 const OPENED: u32 = open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES;
@@ -48,53 +50,16 @@ fn open_directory_flags(mode: OpenMode) -> u32 {
 }
 
 /// `O_APPEND`, as the kernel tells it with each write: a program may set and clear it while the file is open.
-const APPEND: u32 = rustix::fs::OFlags::APPEND.bits();
-
-/// How often an interrupted wait for a lock is called off, until it has ended.
-const CANCEL_PAUSE: Duration = Duration::from_millis(10);
-
-/// Types of locks, as `fcntl(2)` has them.
-const SHARED: u32 = 0;
-const EXCLUSIVE: u32 = 1;
-const UNLOCK: u32 = 2;
-
-/// Locks of the mount's programs.
-#[derive(Default)]
-struct Locks {
-    /// Waits, by the request's number.
-    waiting: HashMap<u64, (u64, LockRange)>,
-    /// Owners of `fcntl` locks: the file's node, the owner, and the handle that it locked through. The kernel says when a process
-    /// closes the file (FLUSH, with the process as the owner); a lock of an open file description ends with its handle (RELEASE).
-    owners: BTreeSet<(u64, u64, u64)>,
-}
-
-impl Locks {
-    /// A process closes a file: whether it may have locks of it.
-    fn take_owner(&mut self, node: u64, owner: u64) -> bool {
-        let of_owner: Vec<_> = self.owners.range((node, owner, 0)..=(node, owner, u64::MAX)).copied().collect();
-        for one in &of_owner {
-            self.owners.remove(one);
-        }
-        !of_owner.is_empty()
-    }
-
-    /// A handle is closed: owners that may have locks which they took through it.
-    fn take_handle(&mut self, node: u64, handle: u64) -> Vec<u64> {
-        let of_node = self.owners.range((node, 0, 0)..=(node, u64::MAX, u64::MAX));
-        let owners: Vec<_> = of_node.filter(|(_, _, through)| *through == handle).map(|(_, owner, _)| *owner).collect();
-        for owner in &owners {
-            self.owners.remove(&(node, *owner, handle));
-        }
-        owners
-    }
-}
+const APPEND: u32 = OFlags::APPEND.bits();
 
 /// See the module.
 #[derive(Clone)]
 pub(super) struct Mounted {
-    client: Arc<Client>,
-    locks: Arc<Mutex<Locks>>,
+    pub(super) client: Arc<Client>,
+    pub(super) locks: Arc<Mutex<Locks>>,
     stale: StalePages,
+    pub(super) mapped: Arc<MappedFiles>,
+    pub(super) counters: Arc<Counters>,
 }
 
 /// An entry that the kernel asks for again each time.
@@ -102,18 +67,13 @@ fn entry(found: &Found) -> Entry {
     Entry { node: found.node, attr: attr(&found.attributes), ..Entry::default() }
 }
 
-/// An entry whose attributes the kernel may use for a while.
-fn leased_entry(client: &Client, found: &Found) -> Entry {
-    let (attributes, attr_valid) = client.believed(found);
-    Entry { node: found.node, attr: attr(&attributes), attr_valid, ..Entry::default() }
-}
-
 impl Mounted {
     /// # Errors
     /// No threads.
     pub(super) fn new(client: Arc<Client>) -> std::io::Result<Self> {
         let stale = StalePages::start(&client)?;
-        Ok(Self { client, locks: Arc::default(), stale })
+        let (locks, mapped, counters) = (Arc::default(), Arc::default(), Arc::default());
+        Ok(Self { client, locks, stale, mapped, counters })
     }
 
     /// The threads that drop stale pages.
@@ -121,39 +81,24 @@ impl Mounted {
         self.stale.clone()
     }
 
-    fn locks(&self) -> MutexGuard<'_, Locks> {
-        self.locks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Answers a request. An error is answered by the caller; the reply comes back with it.
-    fn answer(&self, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
+    fn answer(&self, request: &Arc<Request>, reply: Reply) -> Result<(), (Errno, Reply)> {
+        let parsed = &request.parsed();
+        self.counters.called(&parsed.operation);
         // The groups of the caller travel where the server asks for them.
         let groups = if self.client.wants_groups() { groups_of(&parsed.caller) } else { Vec::new() };
         let Caller { uid, gid, .. } = parsed.caller;
         let me = client::Caller { uid, gid, groups: &groups };
         match parsed.operation {
-            Operation::Read { handle, offset, size, .. } => {
-                let pages = self.client.begin_page_read(parsed.node);
-                let read = self.client.read_data(me, handle, offset, size as usize);
-                let good = self.client.end_page_read(parsed.node, pages);
-                let given = give(reply, read, |reply, data| {
-                    reply.data_by(data.len(), |kernel, head| data.write_to(kernel, head));
-                });
-                if !good {
-                    self.stale.drop_pages(parsed.node);
+            Operation::Read { handle, offset, size, lock_owner, .. } => {
+                // A read by a call names its program.
+                let pages = lock_owner.is_none();
+                if pages {
+                    self.mapped.begin_pages_read(parsed.node);
                 }
-                given
+                self.read(me, (parsed.node, handle), (offset, size as usize), pages, reply)
             }
-            Operation::Write(write) => {
-                // Pages of a mapped file have their places, whatever handle they come by.
-                let appends = write.flags & APPEND != 0 && !write.from_cache;
-                let written = if appends {
-                    self.client.append(me, write.handle, write.data)
-                } else {
-                    self.client.write(me, write.handle, write.offset, write.data)
-                };
-                give(reply, written, |reply, count| reply.written(count as u32))
-            }
+            Operation::Write(write) => self.write(me, (request, parsed.node), &write, reply),
             Operation::ReadDirectory { handle, offset, size, plus } => {
                 let pages = self.client.begin_page_read(parsed.node);
                 let part = self.list(me, (handle, offset), size, plus);
@@ -162,20 +107,24 @@ impl Mounted {
             }
             Operation::Lookup { name } => {
                 let found = self.client.look_up(me, parsed.node, name);
-                give(reply, found, |reply, found| self.give_entry(reply, &found))
+                give(reply, found, |reply, found| self.stale.attributes(&self.client, found, true, reply))
             }
             Operation::GetAttr { handle } => {
                 let attributes = self.client.attributes(me, parsed.node, handle);
                 give(reply, attributes, |reply, attributes| {
-                    self.stale.attributes(&self.client, Found { node: parsed.node, attributes }, reply);
+                    self.stale.attributes(&self.client, Found { node: parsed.node, attributes }, false, reply);
                 })
             }
             Operation::SetAttr(set) => {
+                let mut resizing = set.size.map(|_| self.client.resizing(parsed.node));
                 let attributes = self.client.set_attributes(me, parsed.node, set.handle, &new_attributes(&set));
+                if let (Some(resizing), Ok(attributes)) = (&mut resizing, &attributes) {
+                    resizing.done(attributes.size.get());
+                }
                 give(reply, attributes, |reply, attributes| reply.attributes(attr(&attributes), Duration::ZERO))
             }
             Operation::GetLock { .. } | Operation::SetLock { .. } | Operation::Flush { .. } => {
-                self.lock(me, parsed, reply)
+                self.lock(me, request, reply)
             }
             Operation::Open { .. }
             | Operation::OpenDirectory { .. }
@@ -196,9 +145,70 @@ impl Mounted {
         }
     }
 
-    fn give_entry(&self, reply: Reply, found: &Found) {
-        let _giving = self.client.giving(Some(found.node));
-        reply.entry(&leased_entry(&self.client, found));
+    fn read(
+        &self,
+        me: client::Caller<'_>,
+        (node, handle): (u64, u64),
+        (offset, len): (u64, usize),
+        is_of_pages: bool,
+        reply: Reply,
+    ) -> Result<(), (Errno, Reply)> {
+        let pages = self.client.begin_page_read(node);
+        let (good, given) = if let Some(bytes) = self.client.take_opened_bytes(node, handle, offset, len) {
+            let good = self.client.end_page_read(node, pages);
+            self.counters.has_read(bytes.len());
+            (good, done_with(|| reply.data(&bytes)))
+        } else {
+            let read = if is_of_pages {
+                self.client.read_pages(me, (node, handle), offset, len)
+            } else {
+                self.client.read_data(me, handle, offset, len)
+            };
+            let good = self.client.end_page_read(node, pages);
+            self.counters.has_read(read.as_ref().map_or(0, client::Data::len));
+            let data = |reply: Reply, data: client::Data<'_>| {
+                reply.data_by(data.len(), |kernel, head| data.write_to(kernel, head));
+            };
+            (good, give(reply, read, data))
+        };
+        if !good {
+            self.stale.drop_pages(node);
+        }
+        given
+    }
+
+    fn write(
+        &self,
+        me: client::Caller<'_>,
+        (request, node): (&Arc<Request>, u64),
+        write: &Write<'_>,
+        reply: Reply,
+    ) -> Result<(), (Errno, Reply)> {
+        let (client, handle) = (&self.client, write.handle);
+        if write.from_cache {
+            // Pages have their places, whatever handle they come by.
+            let (under_way, changed) = self.mapped.begin_pages_write(node, write);
+            let written = client.write(me, handle, write.offset, changed.as_deref().unwrap_or(write.data));
+            drop(under_way);
+            self.counters.has_written(written.unwrap_or(0));
+            return give(reply, written, |reply, count| reply.written(count as u32));
+        }
+        client.written_to(node, write.offset + write.data.len() as u64);
+        let (by_call, result) = if write.flags & APPEND != 0 {
+            (None, client.append(me, handle, write.data))
+        } else {
+            let by_call = self.mapped.begin_write(node, request, write);
+            (Some(by_call), client.write(me, handle, write.offset, write.data))
+        };
+        self.counters.has_written(result.unwrap_or(0));
+        let may_be_mapped = by_call.as_ref().is_some_and(CallWrite::may_have_old_pages);
+        if may_be_mapped || client.has_stale_pages(node) {
+            let range = (write.offset as i64, write.data.len() as i64);
+            return done_with(|| self.stale.written(Written { node, range, by_call, result, reply }));
+        }
+        // Pages that come behind the answer may have newer bytes.
+        drop(by_call);
+        give(reply, result, |reply, count| reply.written(count as u32))
     }
 
     /// Operations that make, remove or ask for a name or a node.
@@ -230,40 +240,43 @@ impl Mounted {
 
     fn open_or_close(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
         let (client, node) = (&self.client, parsed.node);
-        let created = match parsed.operation {
+        let (created, flags) = match parsed.operation {
             Operation::Open { flags, .. } => {
+                let mut resizing = (flags & OFlags::TRUNC.bits() != 0).then(|| client.resizing(node));
                 let opened = client.open_for_kernel(me, node, flags);
-                return give(reply, opened, |reply, (handle, mode)| reply.opened(handle, open_flags(mode)));
+                if let (Some(resizing), Ok(_)) = (&mut resizing, &opened) {
+                    resizing.done(0);
+                }
+                return give(reply, opened, |reply, (handle, mode)| {
+                    self.mapped.opened(node, handle, flags);
+                    reply.opened(handle, open_flags(mode));
+                });
             }
             Operation::OpenDirectory { .. } => {
                 let opened = client.open_directory_for_kernel(me, node);
                 return give(reply, opened, |reply, (handle, mode)| reply.opened(handle, open_directory_flags(mode)));
             }
             Operation::Create { name, flags, mode, umask, .. } => {
-                client.create(me, (node, name), flags, NewMode { mode, umask })
+                (client.create(me, (node, name), flags, NewMode { mode, umask }), flags)
             }
             Operation::TemporaryFile { flags, mode, umask } => {
-                client.create_unnamed(me, node, flags, NewMode { mode, umask })
+                (client.create_unnamed(me, node, flags, NewMode { mode, umask }), flags)
             }
-            Operation::Release { handle, lock_owner, flock_unlock, .. } => {
-                if flock_unlock {
-                    let range = LockRange { whole: true, owner: lock_owner, pid: 0, start: 0, last: u64::MAX };
-                    let _ = client.lock(me, handle, range, LockKind::Unlock, false);
-                }
-                for owner in self.locks().take_handle(node, handle) {
-                    let _ = client.lock(me, handle, all_of(owner), LockKind::Unlock, false);
-                }
-                client.close_handle(handle);
+            Operation::Release { handle, flock_unlock, .. } => {
+                self.end_locks(me, node, handle, flock_unlock);
+                self.mapped.closed(node, handle);
+                client.close_handle_later(handle);
                 return done(reply, Ok(()));
             }
             Operation::ReleaseDirectory { handle, .. } => {
-                client.close_handle(handle);
+                client.close_handle_later(handle);
                 return done(reply, Ok(()));
             }
-            _ => Err(Errno::NOSYS),
+            _ => (Err(Errno::NOSYS), 0),
         };
         give(reply, created, |reply, (found, handle)| {
             client.created_for_kernel(found.node, handle);
+            self.mapped.opened(found.node, handle, flags);
             reply.created(&entry(&found), handle, OPENED);
         })
     }
@@ -326,101 +339,19 @@ impl Mounted {
         let (mut room, giving) = (true, self.client.giving(None));
         for one in &listed {
             let found = |node| leased_entry(&self.client, &Found { node, attributes: one.attributes });
-            let found = one.node.map(found);
+            // Without attributes a name tells no size that may change at once.
+            let told_node = one.node.filter(|node| !self.client.wants_sure_size(*node));
+            let found = told_node.map(found);
             let (ino, kind) = (one.attributes.ino.get(), one.attributes.mode.get() >> 12);
             let told = Listed { name: &one.name, ino, kind, next: one.cookie };
             room = room && part.push(told, found.as_ref());
             // What the kernel does not hear of, it does not forget.
-            if let Some(node) = one.node.filter(|_| !room) {
+            if let Some(node) = one.node.filter(|_| !room || told_node.is_none()) {
                 self.client.forget(node, 1);
             }
         }
         Ok((part, giving))
     }
-
-    fn lock(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
-        let of = |lock: FileLock, owner, whole| LockRange {
-            whole,
-            owner,
-            pid: lock.pid,
-            start: lock.start,
-            // The kernel's end of a file is the largest signed offset.
-            last: if lock.end >= i64::MAX as u64 { u64::MAX } else { lock.end },
-        };
-        match parsed.operation {
-            Operation::Flush { handle, lock_owner } => {
-                let had = self.locks().take_owner(parsed.node, lock_owner);
-                if had {
-                    let _ = self.client.lock(me, handle, all_of(lock_owner), LockKind::Unlock, false);
-                }
-                done(reply, Ok(()))
-            }
-            Operation::GetLock { handle, owner, lock } => {
-                let found = self.client.test_lock(me, handle, of(lock, owner, false), lock.kind == EXCLUSIVE);
-                give(reply, found, |reply, found| {
-                    reply.lock(found.map_or(FileLock { kind: UNLOCK, ..lock }, |held| FileLock {
-                        start: held.start,
-                        end: held.last.min(i64::MAX as u64),
-                        kind: if held.exclusive { EXCLUSIVE } else { SHARED },
-                        pid: held.pid,
-                    }));
-                })
-            }
-            Operation::SetLock { handle, owner, lock, flock, wait } => {
-                let range = of(lock, owner, flock);
-                let kind = match lock.kind {
-                    SHARED => LockKind::Shared,
-                    EXCLUSIVE => LockKind::Exclusive,
-                    _ => LockKind::Unlock,
-                };
-                if !flock && kind != LockKind::Unlock {
-                    self.locks().owners.insert((parsed.node, owner, handle));
-                }
-                if !wait || kind == LockKind::Unlock {
-                    return done(reply, self.client.lock(me, handle, range, kind, false));
-                }
-                self.wait_for_lock(me, (handle, range, kind), reply)
-            }
-            _ => Err((Errno::NOSYS, reply)),
-        }
-    }
-
-    /// Waits for a lock in a thread of its own.
-    fn wait_for_lock(
-        &self,
-        me: client::Caller<'_>,
-        (handle, range, kind): (u64, LockRange, LockKind),
-        reply: Reply,
-    ) -> Result<(), (Errno, Reply)> {
-        let unique = reply.unique();
-        {
-            let mut locks = self.locks();
-            if locks.waiting.len() >= MOUNT_LOCKS_WAITING_MAX {
-                return Err((Errno::NOLCK, reply));
-            }
-            locks.waiting.insert(unique, (handle, range));
-        }
-        let (this, uid, gid, groups) = (self.clone(), me.uid, me.gid, me.groups.to_vec());
-        let wait = move || {
-            let me = client::Caller { uid, gid, groups: &groups };
-            let locked = this.client.lock(me, handle, range, kind, true);
-            this.locks().waiting.remove(&unique);
-            match locked {
-                Ok(()) => reply.ok(),
-                Err(error) => reply.error(error),
-            }
-        };
-        // Without a thread the reply is dropped, which answers EIO.
-        if std::thread::Builder::new().name("byway-lock".to_owned()).spawn(wait).is_err() {
-            self.locks().waiting.remove(&unique);
-        }
-        Ok(())
-    }
-}
-
-/// All ranges that an owner has locked.
-fn all_of(owner: u64) -> LockRange {
-    LockRange { whole: false, owner, pid: 0, start: 0, last: u64::MAX }
 }
 
 fn done_with(answer: impl FnOnce()) -> Result<(), (Errno, Reply)> {
@@ -428,11 +359,15 @@ fn done_with(answer: impl FnOnce()) -> Result<(), (Errno, Reply)> {
     Ok(())
 }
 
-fn done(reply: Reply, result: Result<(), Errno>) -> Result<(), (Errno, Reply)> {
+pub(super) fn done(reply: Reply, result: Result<(), Errno>) -> Result<(), (Errno, Reply)> {
     give(reply, result, |reply, ()| reply.ok())
 }
 
-fn give<T>(reply: Reply, result: Result<T, Errno>, answer: impl FnOnce(Reply, T)) -> Result<(), (Errno, Reply)> {
+pub(super) fn give<T>(
+    reply: Reply,
+    result: Result<T, Errno>,
+    answer: impl FnOnce(Reply, T),
+) -> Result<(), (Errno, Reply)> {
     match result {
         Ok(value) => done_with(|| answer(reply, value)),
         Err(error) => Err((error, reply)),
@@ -490,7 +425,8 @@ fn numbers(sizes: &wire::FileSystem) -> StatFsOut {
 
 impl Filesystem for Mounted {
     fn request(&self, request: Request, reply: Reply) {
-        if let Err((error, reply)) = self.answer(&request.parsed(), reply) {
+        // Pages that come during a write by a call get its bytes from there.
+        if let Err((error, reply)) = self.answer(&Arc::new(request), reply) {
             reply.error(error);
         }
     }
@@ -507,17 +443,15 @@ impl Filesystem for Mounted {
     }
 
     fn interrupt(&self, unique: u64) {
-        let this = self.clone();
-        let cancel = move || {
-            // The server may not have heard of the wait yet: it is told until the wait has ended.
-            loop {
-                let Some((handle, range)) = this.locks().waiting.get(&unique).copied() else { return };
-                let _ = this.client.cancel_lock(client::Caller::default(), handle, range);
-                std::thread::park_timeout(CANCEL_PAUSE);
-            }
-        };
-        // Without a thread the wait goes on.
-        let _ = std::thread::Builder::new().name("byway-interrupt".to_owned()).spawn(cancel);
+        self.interrupt_lock(unique);
+    }
+
+    fn pause(&self) {
+        self.keep_waits();
+    }
+
+    fn go_on(&self) {
+        self.locks().is_paused = false;
     }
 
     fn ended(&self) {

@@ -3,12 +3,22 @@
 mod attributes;
 mod background;
 mod cached;
+mod control;
+mod counters;
+mod document;
 mod filesystem;
 mod groups;
+pub(crate) mod helper;
+mod locks;
+mod mapped;
+mod nowhere;
+mod registry;
+mod status;
+mod takeover;
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
 
 use byway_frontend::fuse::mount::{MountError, MountOptions, mount, set_read_ahead, unmount};
 use byway_frontend::fuse::session::Wishes;
@@ -17,7 +27,13 @@ use byway_service::file::client::{Client, ClientError, ClientOptions};
 use clap::Args;
 
 use self::cached::Kernel;
+use self::control::MountControl;
 use self::filesystem::Mounted;
+pub(crate) use self::nowhere::DetachedMount;
+use self::registry::MountSocket;
+pub use self::status::MountStatus;
+pub(crate) use self::status::print as print_status;
+use self::takeover::{Predecessor, TakeoverError};
 use crate::limits::{MOUNT_READ_AHEAD_BYTES, MOUNT_THREADS};
 use crate::remote::{RemoteUri, RemoteUriError};
 use crate::tls::{ClientTlsArguments, ClientTlsError};
@@ -36,15 +52,24 @@ const READY: &str = "ready mount ";
 pub struct MountArguments {
     /// Share: byway://HOST[:PORT]/SHARE, byways://HOST[:PORT]/SHARE (TLS), byway+unix:///SHARE?socket=PATH,
     /// byway+shm:///SHARE?socket=PATH (shared memory) or byway+rdma://HOST[:PORT]/SHARE
-    pub uri: RemoteUri,
+    #[arg(required_unless_present = "list")]
+    pub uri: Option<RemoteUri>,
     /// Mount point: an existing directory
-    pub directory: PathBuf,
+    #[arg(required_unless_present = "list")]
+    pub directory: Option<PathBuf>,
     /// TLS.
     #[command(flatten)]
     pub tls: ClientTlsArguments,
     /// Run in the background once the mount works; without it, run in the foreground until unmounted by umount, SIGINT or SIGTERM
     #[arg(long)]
     pub background: bool,
+    /// Take over the mount that another process of yours serves on the directory, from the same URI: programs only wait for a moment, and
+    /// the other process ends. Mount options stay as they are
+    #[arg(long, conflicts_with = "options")]
+    pub takeover: bool,
+    /// List your mounts on this machine
+    #[arg(long, exclusive = true)]
+    pub list: bool,
     /// Mount options, separated by commas: ro, allow_other (other users may use the mount), default_permissions (this machine's
     /// kernel checks modes and owners, in addition to the server)
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
@@ -130,23 +155,59 @@ pub enum CommandError {
     /// Signals.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
+    /// Another process has the mount.
+    #[error(transparent)]
+    Takeover(#[from] TakeoverError),
+    /// The folder of sockets.
+    #[error("cannot look at the sockets of mounts: {0}")]
+    Sockets(std::io::Error),
+    /// No mount is there.
+    #[error("no process of yours serves a mount on {}; `byway mount --list` shows them", .0.display())]
+    NoMount(PathBuf),
+    /// Standard output is gone.
+    #[error("cannot print: {0}")]
+    Print(std::io::Error),
 }
 
-/// Mounts a share, and serves the mount until it ends.
+/// Mounts a share or takes its mount over, and serves the mount until it ends; or lists the mounts.
 ///
 /// # Errors
 /// See [`CommandError`].
 pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
+    let (Some(uri), Some(directory)) = (&arguments.uri, &arguments.directory) else { return list() };
     if arguments.background {
-        return background::start(&arguments.directory);
+        return background::start(directory);
     }
-    let uri = &arguments.uri;
     let RemoteUri::Native(_) = uri else { return Err(CommandError::Nbd(uri.to_string())) };
     let share = uri.volume().filter(|name| !name.is_empty()).ok_or_else(|| CommandError::NoShare(uri.to_string()))?;
     arguments.tls.check(uri.wants_tls())?;
     let tls = uri.wants_tls().then(|| arguments.tls.client(uri.host())).transpose()?;
     let lost_after = Duration::from_secs(arguments.wait);
-    let options = ClientOptions { tls, lost_after, ..ClientOptions::new(uri.resolve()?, share) };
+    let renews_locks = true;
+    let options = ClientOptions { tls, lost_after, renews_locks, ..ClientOptions::new(uri.resolve()?, share) };
+    let (driver, socket) = if arguments.takeover {
+        take_over(uri, directory, options)?
+    } else {
+        begin(arguments, uri, directory, options)?
+    };
+    crate::output::line(format_args!("{READY}{}", directory.display()));
+    driver.wait();
+    drop(socket);
+    Ok(())
+}
+
+// A link's target never changes.
+fn wishes() -> Wishes {
+    Wishes { locks: true, cache_symlinks: true, applies_umask: true, ..Wishes::default() }
+}
+
+/// Mounts a share. The socket is missing where its folder cannot be had.
+fn begin(
+    arguments: &MountArguments,
+    uri: &RemoteUri,
+    directory: &Path,
+    options: ClientOptions,
+) -> Result<(Driver, Option<MountSocket>), CommandError> {
     let failed = |source| CommandError::Client { uri: uri.to_string(), source };
     let client = Arc::new(Client::connect(options).map_err(failed)?);
     let is = |option| arguments.options.contains(&option);
@@ -158,30 +219,104 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
         ..MountOptions::default()
     };
     keep_locks(&client)?;
-    let channel = mount(&options, &arguments.directory)?;
-    // A link's target never changes.
-    let wishes = Wishes { locks: true, cache_symlinks: true, applies_umask: true, ..Wishes::default() };
+    let path = registry::path_of(directory).unwrap_or_else(|_| directory.to_owned());
+    let channel = mount(&options, directory)?;
     let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;
-    let stale = mounted.stale();
-    let started = Driver::start(channel, Arc::new(mounted), wishes, MOUNT_THREADS);
+    let started = Driver::start(channel, Arc::new(mounted.clone()), wishes(), MOUNT_THREADS);
     let driver = started.inspect_err(|_| {
-        let _ = unmount(&arguments.directory, true);
+        let _ = unmount(directory, true);
     })?;
     if driver.wait_until_ready(BEGIN_LIMIT).is_none() {
-        let _ = unmount(&arguments.directory, true);
+        let _ = unmount(directory, true);
         return Err(CommandError::NotBegun);
     }
-    if let Err(error) = set_read_ahead(&arguments.directory, MOUNT_READ_AHEAD_BYTES) {
+    if let Err(error) = set_read_ahead(directory, MOUNT_READ_AHEAD_BYTES) {
         tracing::debug!(%error, "the kernel reads 128 KiB ahead");
     }
-    let kernel = Kernel { notifier: driver.notifier(), stale };
-    client.keep_caches(Some(Arc::new(kernel))).map_err(CommandError::Thread)?;
-    // The driver has it, until the mount ends.
-    drop(client);
-    unmount_at_signals(arguments.directory.clone())?;
-    crate::output::line(format_args!("{READY}{}", arguments.directory.display()));
-    driver.wait();
-    Ok(())
+    keep_caches(&driver, &mounted)?;
+    unmount_at_signals(directory.to_owned())?;
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    let socket = listen(&driver, mounted, (path, uri.to_string()), (since, 0));
+    Ok((driver, socket))
+}
+
+/// Goes on with the mount of another process.
+fn take_over(
+    uri: &RemoteUri,
+    directory: &Path,
+    options: ClientOptions,
+) -> Result<(Driver, Option<MountSocket>), CommandError> {
+    let mut before = Predecessor::ask(directory, &uri.to_string())?;
+    let path = registry::path_of(directory).unwrap_or_else(|_| directory.to_owned());
+    // A process that works in its own mount would keep it from being unmounted.
+    if std::env::current_dir().is_ok_and(|current| current.starts_with(&path)) {
+        let _ = std::env::set_current_dir("/");
+    }
+    let client = Arc::new(before.client(options)?);
+    let begun = go_on_with(&mut before, &client);
+    let history = before.history();
+    let (driver, mounted) = match begun.and_then(|begun| before.end().map(|()| begun).map_err(CommandError::from)) {
+        Ok(begun) => begun,
+        Err(error) => {
+            // The server keeps files and locks for the process before, which goes on.
+            let _ = client.suspend();
+            return Err(error);
+        }
+    };
+    driver.control().go_on();
+    // Not before: a signal ends this process until then, and the one before goes on.
+    if let Err(error) = unmount_at_signals(path.clone()) {
+        tracing::error!(%error, "signals will end the mount's process without unmounting");
+    }
+    let socket = listen(&driver, mounted, (path, uri.to_string()), history);
+    Ok((driver, socket))
+}
+
+/// Makes all that serves the mount, without answering any request.
+fn go_on_with(before: &mut Predecessor, client: &Arc<Client>) -> Result<(Driver, Mounted), CommandError> {
+    let mounted = Mounted::new(Arc::clone(client)).map_err(CommandError::Thread)?;
+    let driver = Driver::take_over(before.driven(&mounted), Arc::new(mounted.clone()), wishes())?;
+    keep_caches(&driver, &mounted)?;
+    keep_locks(client)?;
+    Ok((driver, mounted))
+}
+
+/// The client has caches, of which the kernel's are a part.
+fn keep_caches(driver: &Driver, mounted: &Mounted) -> Result<(), CommandError> {
+    let stale = mounted.stale();
+    let kernel = Kernel { notifier: stale.begin(driver.notifier()), stale };
+    mounted.client.keep_caches(Some(Arc::new(kernel))).map_err(CommandError::Thread)
+}
+
+/// Answers on a socket. Without one the mount works, and is neither listed nor taken over.
+fn listen(
+    driver: &Driver,
+    mounted: Mounted,
+    (directory, uri): (PathBuf, String),
+    (since, takeovers): (u64, u32),
+) -> Option<MountSocket> {
+    let driver = driver.control();
+    let handing_over = Mutex::new(());
+    let control = Arc::new(MountControl { mounted, driver, directory, uri, since, takeovers, handing_over });
+    let opened = MountSocket::bind().and_then(|socket| control::serve(&control, &socket).map(|()| socket));
+    let no_socket = |error: &_| tracing::warn!(%error, "the mount has no socket: it is not listed, and no process can take it over");
+    opened.inspect_err(no_socket).ok()
+}
+
+/// `byway mount --list`.
+fn list() -> Result<(), CommandError> {
+    let all: Vec<_> = registry::all().map_err(CommandError::Sockets)?.into_iter().map(|(_, status)| status).collect();
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    status::print_list(&mut crate::output::stdout(), &all, now).map_err(CommandError::Print)
+}
+
+/// How the mount on a directory is, for `byway ctl mount`.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn status_of(directory: &Path) -> Result<MountStatus, CommandError> {
+    let found = registry::find(directory).map_err(CommandError::Sockets)?;
+    Ok(found.ok_or_else(|| CommandError::NoMount(directory.to_owned()))?.1)
 }
 
 /// While programs hold locks, a lost session is replaced also without calls: the server keeps locks for a limited time.

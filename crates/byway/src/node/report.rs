@@ -11,11 +11,12 @@ use byway_fabric::Stall;
 use byway_fabric::feedback::Delays;
 use byway_frontend::http::{
     BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, MemoryUsage, NbdClientSnapshot, PeerSnapshot,
-    Report, SlowOperation, Snapshot, VolumeSnapshot,
+    Report, ShareSnapshot, SlowOperation, Snapshot, VolumeSnapshot,
 };
 use byway_frontend::nbd::server::NbdClient;
 use byway_reactor::{Counters, Waker, mapped_memory};
 use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
+use byway_service::file::server::{ShareCounters, ShareReport};
 use byway_service::host::{PeerFeedback, keep_busiest};
 use byway_service::memory::{BorrowerStatus, Lending, LendingStatus};
 
@@ -33,6 +34,7 @@ pub(super) struct LoopReport {
     pub(super) frame_free_bytes: u64,
     pub(super) frontends: Vec<FrontendSnapshot>,
     pub(super) volumes: Vec<VolumeReport>,
+    pub(super) shares: Vec<ShareReport>,
     pub(super) delays: Delays,
     /// The busiest of this loop.
     pub(super) peers: Vec<PeerFeedback>,
@@ -166,6 +168,7 @@ impl Report for NodeReport {
         }
         let mut frontends: Vec<FrontendSnapshot> = Vec::new();
         let mut volumes: BTreeMap<String, VolumeReport> = BTreeMap::new();
+        let mut shares: BTreeMap<String, (ShareCounters, u64)> = BTreeMap::new();
         let mut peers: Vec<PeerFeedback> = Vec::new();
         for report in reports {
             snapshot.nbd_clients.extend(report.nbd_clients);
@@ -193,6 +196,11 @@ impl Report for NodeReport {
                 };
                 volumes.insert(name, sum);
             }
+            for one in report.shares {
+                let (counters, clients) = shares.entry(one.share.name().to_owned()).or_default();
+                *counters = counters.plus(one.counters);
+                *clients += one.clients;
+            }
         }
         let rate = |client: &NbdClientSnapshot| client.send_bytes_per_second + client.receive_bytes_per_second;
         snapshot.nbd_clients.sort_by_key(|client| std::cmp::Reverse(rate(client)));
@@ -201,6 +209,7 @@ impl Report for NodeReport {
         snapshot.peers = peers.iter().map(peer).collect();
         snapshot.frontends = frontends;
         snapshot.volumes = volumes.into_values().map(volume).collect();
+        snapshot.shares = shares.into_iter().map(share).collect();
         snapshot
     }
 }
@@ -292,6 +301,11 @@ fn volume(report: VolumeReport) -> VolumeSnapshot {
         last_failure,
         times,
     }
+}
+
+fn share((name, (counters, clients)): (String, (ShareCounters, u64))) -> ShareSnapshot {
+    let ShareCounters { reads, writes, syncs, changes, queries, read_bytes, written_bytes, store_errors } = counters;
+    ShareSnapshot { name, clients, reads, writes, syncs, changes, queries, read_bytes, written_bytes, store_errors }
 }
 
 /// This process's memory, as the kernel counts it (`RssAnon`, `RssFile`, `RssShmem` of proc_pid_status(5)).

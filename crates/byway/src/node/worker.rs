@@ -200,7 +200,7 @@ impl Worker {
             );
             self.set_timer();
             // The front ends have one pool; the other one looks at it when this turn ends.
-            let wait = if self.host.has_let_go() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
+            let wait = if self.host.frames_returned() && self.nbd.is_stalled() { Wait::Poll } else { Wait::Block };
             if let Err(error) = self.reactor.reap(&mut completions, wait) {
                 tracing::error!(%error, "the event loop failed; its connections end");
                 return false;
@@ -450,6 +450,7 @@ impl Worker {
             frame_free_bytes: self.reactor.frames().free_bytes() as u64,
             frontends: vec![nbd, native],
             volumes: volumes.collect(),
+            shares: self.shares.report(),
             nbd_clients: clients.iter().map(|client| nbd_client(client, volume_of(client.volume))).collect(),
             delays: self.host.delays(),
             peers: self.host.busiest_peers(&self.reactor, PEERS_REPORTED_MAX),

@@ -19,6 +19,7 @@ use self::report::Report;
 use crate::executable::{self, ExecutableError};
 use crate::limits::RUN_MAPS_MAX;
 use crate::remote::{RemoteUri, RemoteUriError};
+use crate::tls::{ClientTlsArguments, ClientTlsError};
 
 /// The library's file, beside this program or where the installation has it.
 const LIBRARY: &str = "libbyway_run.so";
@@ -32,13 +33,16 @@ pub struct RunArguments {
     /// Paths below PREFIX are those of a share: PREFIX=URI; may be repeated
     ///
     /// PREFIX is an absolute path that does not exist on this machine: so a call that the program makes past byway fails instead of
-    /// reaching local files. URI is byway://HOST[:PORT]/SHARE, byway+unix:///SHARE?socket=PATH, byway+shm:///SHARE?socket=PATH (shared
+    /// reaching local files. URI is byway://HOST[:PORT]/SHARE, byways://HOST[:PORT]/SHARE (TLS), byway+unix:///SHARE?socket=PATH, byway+shm:///SHARE?socket=PATH (shared
     /// memory) or byway+rdma://HOST[:PORT]/SHARE.
     #[arg(long = "map", value_name = "PREFIX=URI", required = true)]
     pub maps: Vec<MapArgument>,
     /// Print to standard error at the end which calls were answered by a share, and which were refused
     #[arg(long)]
     pub report: bool,
+    /// Certificates for TLS
+    #[command(flatten)]
+    pub tls: ClientTlsArguments,
     /// Program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -79,9 +83,12 @@ pub enum RunError {
     /// Not byway's protocol.
     #[error("{0}: NBD has no shares; write byway://HOST/SHARE")]
     Nbd(String),
-    /// TLS.
-    #[error("{0}: byway run has no TLS yet; use byway mount, or byway:// on a network that you trust")]
-    Tls(String),
+    /// The client's side of TLS.
+    #[error(transparent)]
+    Tls(#[from] ClientTlsError),
+    /// A path that the library cannot be told.
+    #[error("{}: a path with control characters cannot be used by byway run; rename the file", .0.display())]
+    Path(PathBuf),
     /// No share is named.
     #[error("{0} does not name a share; write byway://HOST/SHARE (byway ls byway://HOST lists them)")]
     NoShare(String),
@@ -139,7 +146,7 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, RunError> {
     let program = executable::find(name)?;
     executable::check(&program)?;
     let library = executable::library(LIBRARY).ok_or(RunError::NoLibrary)?;
-    let maps = prepare(&arguments.maps)?;
+    let maps = prepare(&arguments.maps, &arguments.tls)?;
     let mut command = Command::new(&program);
     command.arg0(name).args(&arguments.command[1..]);
     command.env(MAPS_VARIABLE, maps).env("LD_PRELOAD", executable::preload(&library));
@@ -155,10 +162,13 @@ pub fn run(arguments: &RunArguments) -> Result<ExitCode, RunError> {
 }
 
 /// Checks all maps, each with its server; gives the variable for the library.
-fn prepare(maps: &[MapArgument]) -> Result<OsString, RunError> {
+fn prepare(maps: &[MapArgument], tls: &ClientTlsArguments) -> Result<OsString, RunError> {
     if maps.len() > RUN_MAPS_MAX {
         return Err(RunError::TooMany);
     }
+    tls.check(maps.iter().any(|map| map.uri.wants_tls()))?;
+    // The program may change its directory.
+    let tls = tls.absolute().map_err(RunError::Directory)?;
     let mut lines = Vec::new();
     for (index, MapArgument { prefix, uri }) in maps.iter().enumerate() {
         let others = maps.iter().enumerate().filter(|(other, _)| *other != index);
@@ -168,27 +178,33 @@ fn prepare(maps: &[MapArgument]) -> Result<OsString, RunError> {
         if prefix.symlink_metadata().is_ok() {
             return Err(RunError::Exists(prefix.clone()));
         }
-        let (address, share) = check(uri)?;
+        let (address, share) = check(uri, &tls)?;
         let address = address.to_string();
-        let fields = [prefix.as_os_str(), OsStr::new(&address), OsStr::new(&share)];
-        lines.push(fields.map(OsStr::as_bytes).join(&b'\t'));
+        let mut fields = vec![prefix.as_os_str(), OsStr::new(&address), OsStr::new(&share)];
+        if uri.wants_tls() {
+            fields.push(OsStr::new(tls.tls_hostname.as_deref().unwrap_or(uri.host())));
+            let files = [&tls.tls_ca, &tls.tls_certificate, &tls.tls_key].into_iter().flatten();
+            fields.extend(files.map(|path| path.as_os_str()));
+        }
+        if let Some(wrong) = fields.iter().find(|field| field.as_bytes().iter().any(u8::is_ascii_control)) {
+            return Err(RunError::Path(wrong.into()));
+        }
+        lines.push(fields.into_iter().map(OsStr::as_bytes).collect::<Vec<_>>().join(&b'\t'));
     }
     Ok(OsString::from_vec(lines.join(&b'\n')))
 }
 
 /// Finds a share's server and has it answer: a program that could reach nothing is not started.
-fn check(uri: &RemoteUri) -> Result<(Address, String), RunError> {
+fn check(uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<(Address, String), RunError> {
     if !matches!(uri, RemoteUri::Native(_)) {
         return Err(RunError::Nbd(uri.to_string()));
     }
-    if uri.wants_tls() {
-        return Err(RunError::Tls(uri.to_string()));
-    }
+    let secure = uri.wants_tls().then(|| tls.client(uri.host())).transpose()?;
     // The program may change its directory.
     let uri = uri.absolute().map_err(RunError::Directory)?;
     let share = uri.volume().filter(|name| !name.is_empty()).ok_or_else(|| RunError::NoShare(uri.to_string()))?;
     let address = uri.resolve()?;
-    Client::connect(ClientOptions::new(address.clone(), share))
+    Client::connect(ClientOptions { tls: secure, ..ClientOptions::new(address.clone(), share) })
         .map_err(|source| RunError::Client { uri: uri.to_string(), source })?;
     Ok((address, share.to_owned()))
 }
@@ -210,12 +226,12 @@ mod tests {
     fn maps_that_could_mislead_are_refused_before_a_server_is_asked() {
         let maps = |texts: &[&str]| {
             let maps: Vec<MapArgument> = texts.iter().map(|text| text.parse().unwrap()).collect();
-            prepare(&maps).unwrap_err()
+            prepare(&maps, &ClientTlsArguments::default()).unwrap_err()
         };
         assert!(matches!(maps(&["/tmp=byway://127.0.0.1:1/home"]), RunError::Exists(_)));
         let nested = ["/no-such/a/b=byway://127.0.0.1:1/x", "/no-such/a=byway://127.0.0.1:1/y"];
         assert!(matches!(maps(&nested), RunError::Overlap(_)));
-        assert!(matches!(maps(&["/no-such=byways://127.0.0.1:1/x"]), RunError::Tls(_)));
+        assert!(matches!(maps(&["/no-such=byways://127.0.0.1:1/x"]), RunError::Tls(ClientTlsError::NoAuthority)));
         assert!(matches!(maps(&["/no-such=byway://127.0.0.1:1/"]), RunError::NoShare(_)));
         assert!(matches!(maps(&["/no-such=nbd://127.0.0.1:1/x"]), RunError::Nbd(_)));
     }

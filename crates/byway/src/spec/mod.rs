@@ -136,12 +136,14 @@ pub enum SpecFault {
     Option(String),
     /// An option of a share that there is not.
     #[error(
-        "unknown option `{0}` of a share; write ro, users=squash:UID, users=trust, writers=exclusive, access=CLIENT or description=TEXT (a comma inside \
+        "unknown option `{0}` of a share; write ro, users=squash:UID, users=map:FILE, users=trust, writers=exclusive, access=CLIENT or description=TEXT (a comma inside \
          a path needs a backslash or quotes)"
     )]
     ShareOption(String),
     /// A bad `users=`.
-    #[error("invalid users `{0}`; write users=squash:UID[:GID] with numbers, users=trust or users=trust-root")]
+    #[error(
+        "invalid users `{0}`; write users=squash:UID[:GID] with numbers, users=map:FILE, users=trust or users=trust-root"
+    )]
     Users(String),
     /// A bad `writers=`.
     #[error(

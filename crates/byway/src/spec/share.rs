@@ -85,6 +85,9 @@ pub(crate) fn parse_users(text: &str) -> Result<Users, SpecFault> {
         "trust-root" => return Ok(Users::TrustRoot),
         _ => {}
     }
+    if let Some(file) = text.strip_prefix("map:").filter(|file| !file.is_empty()) {
+        return Ok(Users::Map(file.into()));
+    }
     let numbers = text.strip_prefix("squash:").ok_or_else(wrong)?;
     let (uid, gid) = numbers.split_once(':').unwrap_or((numbers, numbers));
     // The last number stands for none in the kernel's calls.
@@ -122,6 +125,8 @@ mod tests {
         assert_eq!(share.access.right(&Identity::default()), None);
         assert_eq!(share.writers, Writers::Local);
         assert_eq!(parse_share("h=/srv,writers=exclusive").unwrap().writers, Writers::Exclusive);
+        let map = Users::Map("/etc/byway/users,lab".into());
+        assert_eq!(parse_share(r"h=/srv,users=map:/etc/byway/users\,lab").unwrap().users, map);
         assert_eq!(parse_share("h=/srv,users=trust").unwrap().users, Users::Trust);
         assert_eq!(parse_share("h=/srv,users=trust-root").unwrap().users, Users::TrustRoot);
     }
@@ -134,6 +139,7 @@ mod tests {
             ("a/b=/srv", 1, "use only"),
             ("home=/srv,rw", 11, "unknown option `rw` of a share"),
             ("home=/srv,users=alice", 11, "write users=squash:UID"),
+            ("home=/srv,users=map:", 11, "users=map:FILE"),
             ("home=/srv,users=squash:4294967295", 11, "invalid users"),
             ("home=/srv,writers=me", 11, "write writers=local"),
             ("home=/srv,ro,ro", 14, "given twice"),

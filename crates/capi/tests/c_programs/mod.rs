@@ -20,6 +20,7 @@ pub fn library() -> PathBuf {
 }
 
 /// The program of a source, in a folder that is removed with the first. `None`, said aloud, without a compiler.
+#[allow(dead_code, reason = "the programs of SPLASH-3 have a build of their own")]
 pub fn compile(source: &Path, arguments: &[String]) -> Option<(tempfile::TempDir, PathBuf)> {
     if Command::new("cc").arg("--version").output().is_err() {
         byway_skip::skip_this(byway_skip::SkipReason::MissingTool("cc"));

@@ -13,6 +13,8 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 use super::process::{Input, Process};
+use super::strays::kill_strays;
+use crate::environment::{JOB, RANK};
 use crate::limits::ORDER_BYTES_MAX;
 
 /// An order: its length in bytes (4, little-endian), then strings, each ended by a zero byte: `NAME=VALUE`s, an empty one, program and arguments.
@@ -58,8 +60,12 @@ fn read_order(mut from: impl Read) -> std::io::Result<Command> {
 /// signal that ended it.
 pub fn run_agent() -> ExitCode {
     let input = std::io::stdin();
+    let mut variables = Vec::new();
     let done = read_order(input.lock()).and_then(|command| {
         let program = command.get_program().to_owned();
+        let known = command.get_envs().filter(|(name, _)| [JOB, RANK].map(OsStr::new).contains(name));
+        let text = |text: &OsStr| text.to_string_lossy().into_owned();
+        variables = known.map(|(name, value)| (text(name), text(value.unwrap_or_default()))).collect();
         let started = Process::start_with(command, Input::None, Stdio::inherit);
         started.map_err(|error| std::io::Error::new(error.kind(), format!("{}: {error}", program.display())))
     });
@@ -68,6 +74,13 @@ pub fn run_agent() -> ExitCode {
         Err(error) => {
             eprintln!("byway dsm: a process of the job cannot be started here: {error}");
             return ExitCode::FAILURE;
+        }
+    };
+    let kill_strays = || {
+        let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (&**name, &**value)).collect();
+        // Without both, it would be any process's.
+        if variables.len() == 2 {
+            kill_strays(&variables);
         }
     };
     loop {
@@ -82,11 +95,13 @@ pub fn run_agent() -> ExitCode {
         let is_over = !sources[1].revents().is_empty();
         if let Some(status) = process.look_for_end() {
             process.kill_group();
+            kill_strays();
             let code = status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0));
             return ExitCode::from(u8::try_from(code).unwrap_or(1));
         }
         if is_over {
             process.kill();
+            kill_strays();
             return ExitCode::from(137);
         }
     }

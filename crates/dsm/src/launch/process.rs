@@ -156,6 +156,19 @@ impl Process {
         self.kill_group();
     }
 
+    /// Sends a signal to the process and the children in its group. An agent's process is on another machine.
+    pub(super) fn signal(&self, signal: Signal) {
+        if self.order.is_some() {
+            return;
+        }
+        // One that has just ended is no fault.
+        let _ = if self.has_group {
+            kill_process_group(Pid::from_child(&self.child), signal)
+        } else {
+            pidfd_send_signal(&self.descriptor, signal)
+        };
+    }
+
     /// Kills what is left of the process's group.
     pub(super) fn kill_group(&self) {
         if self.has_group {

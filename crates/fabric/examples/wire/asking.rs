@@ -118,7 +118,11 @@ impl Asking {
         let (meta, from) = (PayloadMeta { len: payload, checksum: None }, &self.payload);
         self.end.fabric.send_with(self.session, header, meta, |gather| match payload {
             0 => {}
-            1..=INLINE_BYTES_MAX => gather.push_head(&from.to_vec()[..payload]),
+            1..=INLINE_BYTES_MAX => {
+                let mut inline = [0; INLINE_BYTES_MAX];
+                from.read(0, &mut inline[..payload]);
+                gather.push_head(&inline[..payload]);
+            }
             _ => gather.push_shared(Rc::clone(from), 0, payload),
         });
     }

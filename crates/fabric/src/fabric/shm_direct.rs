@@ -9,7 +9,7 @@
 //! ([`FramePool::revoke`]): a server that continues a copy after a long stop writes into pages that nothing uses. The arena
 //! is not lent again then.
 
-use byway_reactor::{Errno, Frame, FramePool, Gather, LentPlace, Reactor, Socket};
+use byway_reactor::{Errno, File, Frame, FramePool, Gather, LentPlace, Reactor, Socket};
 use zerocopy::FromBytes;
 
 use super::grants::PeerAddress;
@@ -140,6 +140,28 @@ impl Fabric {
             state.meter.sent(len, self.clock);
         }
         Ok(result)
+    }
+
+    /// Reads a range of a file straight to a place in the peer's memory, if this end can reach that and no device is needed; gives how many
+    /// bytes came, fewer than `len` only where the file ends. Tell the peer by [`Fabric::put_done`]. `None`: read the range into a frame.
+    pub fn put_file(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        to: Remote,
+        (file, offset, len): (File, u64, usize),
+    ) -> Option<Result<usize, Errno>> {
+        let (socket, place) = self.place_of(session, to, len, WindowAdvert::PUT)?;
+        let place = LentPlace { memory: place.memory, offset: place.address };
+        match reactor.put_file(socket, (file, offset, len), place) {
+            Err(Errno::AGAIN) => None,
+            result => {
+                if let (Some(state), Ok(count)) = (self.sessions.get_mut(session), result) {
+                    state.meter.sent(count, self.clock);
+                }
+                Some(result)
+            }
+        }
     }
 
     /// Gets what we can reach; gives the frame back if we cannot.

@@ -165,14 +165,19 @@ impl Fabric {
             Err(push) => self.put_by_route(put, push),
             Ok(placed) => {
                 placed?;
-                let Put { session, to, mut header, payload, .. } = put;
-                header.window.set(to.window.0);
-                header.window_offset.set(to.offset);
-                header.flags |= FLAG_PLACED;
-                self.push(session, 0, header, payload, |_| ());
+                self.put_done(put);
             }
         }
         Ok(())
+    }
+
+    /// Sends the message behind a payload that is in the peer's memory already ([`Fabric::put_file`]).
+    pub fn put_done(&mut self, put: Put) {
+        let Put { session, to, mut header, payload, .. } = put;
+        header.window.set(to.window.0);
+        header.window_offset.set(to.offset);
+        header.flags |= FLAG_PLACED;
+        self.push(session, 0, header, payload, |_| ());
     }
 
     /// As [`Fabric::put`] over lanes, and through them even if the place can be reached: behind the puts that go by that route.

@@ -90,6 +90,16 @@ impl Op {
         self.node.wait_any(&[self], deadline).map(|(_, result)| result)
     }
 
+    /// As [`Op::wait`], for a thread that waits long while other threads wait for short operations: it leaves the loop to them, and
+    /// drives it when no other thread has done so for [`BACKGROUND_PAUSE`](crate::limits::BACKGROUND_PAUSE). So the result may be seen
+    /// twice that time late if other threads have just stopped.
+    ///
+    /// # Errors
+    /// See [`Op::wait`].
+    pub fn wait_in_background(&self, deadline: impl Into<Deadline>) -> Result<Completed, WaitError> {
+        self.node.wait_in_background(self, deadline.into())
+    }
+
     /// Waits for the end of a receive, an accept or a connect, and calls it off if it does not come by the deadline.
     ///
     /// # Errors

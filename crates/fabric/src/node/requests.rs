@@ -158,6 +158,24 @@ impl Node {
         self.send_counted(session, |op| Command::Send { op: Some(op), session, header, payload })
     }
 
+    /// As [`Node::send`], for a message of which nobody asks whether it went out: without an operation, and what polls the node's descriptor is not
+    /// woken for its end.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn post(&self, session: Session, header: &[u8], payload: &[u8]) -> Result<(), SubmitError> {
+        let header = Header::new(header).ok_or(SubmitError::TooLong)?;
+        if payload.len() > SMALL_BYTES_MAX {
+            return Err(SubmitError::TooLong);
+        }
+        let payload = payload.to_vec();
+        let mut shared = self.inner.lock()?;
+        shared.count_waiting(session)?;
+        shared.commands.push_back(Command::Send { op: None, session, header, payload });
+        self.inner.nudge(shared);
+        Ok(())
+    }
+
     fn send_counted(&self, session: Session, command: impl FnOnce(OpSlot) -> Command) -> Result<Op, SubmitError> {
         let mut shared = self.inner.lock()?;
         shared.count_waiting(session)?;

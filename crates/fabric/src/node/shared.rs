@@ -105,6 +105,8 @@ pub(super) struct Shared {
     pub(super) commands: VecDeque<Command>,
     /// Threads that wait while another turns the loop, and have not been offered to.
     pub(super) followers: VecDeque<Arc<Parker>>,
+    /// How often a thread has begun to turn the loop, but for those that wait in the background.
+    pub(super) drives: u64,
     /// A session for each message in a queue, with its place among all that came, in that order.
     arrivals: VecDeque<(u64, Slot<SessionState>)>,
     /// Messages that came.

@@ -17,6 +17,7 @@ use super::group::GroupSlot;
 use super::op::{Completed, Op};
 use super::shared::Shared;
 use super::{Inner, Node, lock};
+use crate::limits::{BACKGROUND_PAUSE, BACKGROUND_PAUSE_MAX};
 
 /// When a wait ends at the latest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,11 @@ impl Deadline {
     /// How long from now; `None` for [`Deadline::NEVER`].
     pub fn left(self) -> Option<Duration> {
         self.0.map(|at| at.saturating_duration_since(Instant::now()))
+    }
+
+    /// So long from now, or this if it is earlier.
+    fn or_after(self, time: Duration) -> Self {
+        if self.left().is_some_and(|left| left < time) { self } else { Self::after(time) }
     }
 
     /// On the loop's clock.
@@ -298,6 +304,7 @@ impl Inner {
                 && let Some(mut engine) = self.try_engine()
             {
                 on.set_driven(&mut shared, true);
+                shared.drives = shared.drives.wrapping_add(1);
                 engine.settle(&mut shared);
                 drop(shared);
                 let (found, mut shared) = self.drive(&mut engine, deadline, &mut look);
@@ -316,6 +323,56 @@ impl Inner {
             on.enter(&mut shared, parker);
             drop(shared);
             parker.sleep(deadline);
+        }
+    }
+}
+
+impl Inner {
+    /// Waits until `look` finds something, and leaves the loop to other threads as far as they drive it.
+    fn wait_in_background<T>(
+        &self,
+        op: &Op,
+        deadline: Deadline,
+        mut look: impl FnMut(&mut Shared) -> Option<T>,
+    ) -> Result<T, WaitError> {
+        if self.mark.is_child() {
+            return Err(WaitError::Forked);
+        }
+        let parker = Arc::<Parker>::default();
+        // How often other threads had begun to drive when this one last slept.
+        let (mut drives_before, mut pause) = (None, BACKGROUND_PAUSE);
+        loop {
+            let mut shared = self.tables();
+            if let Some(state) = shared.ops.get_mut(op.slot) {
+                state.waiters.retain(|other| !Arc::ptr_eq(other, &parker));
+            }
+            if let Some(found) = look(&mut shared) {
+                return Ok(found);
+            }
+            if deadline.has_passed() {
+                return Err(WaitError::Deadline);
+            }
+            let is_left_alone = drives_before == Some(shared.drives);
+            if is_left_alone && let Some(mut engine) = self.try_engine() {
+                engine.settle(&mut shared);
+                drop(shared);
+                let (turned, shared) = self.drive(&mut engine, deadline, &mut |shared| Some(look(shared)));
+                self.release_engine(engine, shared);
+                if let Some(found) = turned? {
+                    return Ok(found);
+                }
+                // The turn was another thread's command, or an event that may be the first of several.
+                drives_before = None;
+                continue;
+            }
+            // Still the same thread that drives: it wakes this one when the operation has ended.
+            pause = if is_left_alone { (pause * 2).min(BACKGROUND_PAUSE_MAX) } else { BACKGROUND_PAUSE };
+            drives_before = Some(shared.drives);
+            if let Some(state) = shared.ops.get_mut(op.slot) {
+                state.waiters.push(Arc::clone(&parker));
+            }
+            drop(shared);
+            parker.sleep(deadline.or_after(pause));
         }
     }
 }
@@ -343,6 +400,12 @@ impl Node {
         let (index, result) = self.inner.wait(On::Ops(ops), deadline.into(), take)?;
         ops[index].release();
         Ok((index, result?))
+    }
+
+    pub(super) fn wait_in_background(&self, op: &Op, deadline: Deadline) -> Result<Completed, WaitError> {
+        let result = self.inner.wait_in_background(op, deadline, |shared| shared.take(op.slot))?;
+        op.release();
+        result
     }
 
     pub(super) fn wait_in_group<T>(

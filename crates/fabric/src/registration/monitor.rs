@@ -34,6 +34,8 @@ use std::any::Any;
 use std::cell::Cell;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use byway_reactor::blocked_signals::BlockedSignals;
+
 use super::backing::{Backing, Mappings};
 use super::cache::{Cache, Condemned, Limits, Plan, Ticket, Uncached};
 use super::range::PageRange;
@@ -94,37 +96,13 @@ fn start() -> Result<&'static Monitor, Unavailable> {
         condemned: Condvar::new(),
         closed: Condvar::new(),
     }));
-    let signals = SignalsBlocked::new();
+    let signals = BlockedSignals::new();
     let reader = std::thread::Builder::new().name("byway-regevent".to_owned()).spawn(|| monitor.read_events());
     let reaper = std::thread::Builder::new().name("byway-regreap".to_owned()).spawn(|| monitor.reap());
     drop(signals);
     match (reader, reaper) {
         (Ok(_), Ok(_)) => Ok(monitor),
         _ => Err(Unavailable::NoThread),
-    }
-}
-
-/// All signals blocked in this thread, and in those that it starts, until it is dropped.
-struct SignalsBlocked {
-    before: libc::sigset_t,
-}
-
-impl SignalsBlocked {
-    fn new() -> Self {
-        // SAFETY: both sets are made before they are read: any bytes are a set, and `sigfillset` cannot fail on one.
-        unsafe {
-            let (mut all, mut before) = (std::mem::zeroed(), std::mem::zeroed());
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Self { before }
-        }
-    }
-}
-
-impl Drop for SignalsBlocked {
-    fn drop(&mut self) {
-        // SAFETY: the set is what the call gave.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, std::ptr::null_mut()) };
     }
 }
 

@@ -311,3 +311,23 @@ fn a_certificate_of_version_1_is_named() {
     let said = TlsSetupError::pair(Path::new("a.pem"), Path::new("a.key"), &error).to_string();
     assert!(said.contains("a.pem") && said.contains("X.509 version 3"), "{said}");
 }
+
+/// A group's certificate and key, in one text.
+fn group_key() -> String {
+    let made = rcgen::generate_simple_self_signed([GROUP_NAME.to_owned()]).unwrap();
+    made.cert.pem() + &made.signing_key.serialize_pem()
+}
+
+#[test]
+fn members_of_a_group_know_each_other_by_its_one_certificate() {
+    let (ours, theirs) = (group_key(), group_key());
+    let (server, client) = TlsServer::of_group(ours.as_bytes()).unwrap();
+    let (mut near, mut far) = (client.connect().unwrap(), server.accept().unwrap());
+    carry(&mut near, &mut far, 4096).unwrap();
+    assert!(matches!(far.peer(), PeerIdentity::Certified(_)));
+    let (_, stranger) = TlsServer::of_group(theirs.as_bytes()).unwrap();
+    let carried = carry(&mut stranger.connect().unwrap(), &mut server.accept().unwrap(), 4096);
+    assert_eq!(carried, Err(TlsError::UnknownAuthority));
+    let certificate = ours.split_inclusive("-----END CERTIFICATE-----").next().unwrap();
+    assert!(matches!(TlsServer::of_group(certificate.as_bytes()), Err(TlsSetupError::Config(_))));
+}

@@ -86,7 +86,7 @@ impl Spare {
 #[expect(clippy::disallowed_methods, reason = "nothing tells when /proc can be read again")]
 pub fn end_descendants() {
     loop {
-        match descendants() {
+        match descendants(getpid()) {
             Ok(left) if left.is_empty() => return,
             Ok(left) => {
                 for process in left {
@@ -105,14 +105,17 @@ pub fn end_descendants() {
 /// # Errors
 /// /proc cannot be read.
 pub fn signal_descendants(signal: Signal) -> std::io::Result<()> {
-    for process in descendants()? {
+    for process in descendants(getpid())? {
         let _ = kill_process(process, signal);
     }
     Ok(())
 }
 
-/// By /proc: children, their children, and so on.
-fn descendants() -> std::io::Result<Vec<Pid>> {
+/// By /proc: the children of a process, their children, and so on.
+///
+/// # Errors
+/// /proc cannot be read.
+pub fn descendants(of: Pid) -> std::io::Result<Vec<Pid>> {
     let mut children: HashMap<i32, Vec<i32>> = HashMap::new();
     for entry in std::fs::read_dir("/proc")? {
         let entry = entry?;
@@ -132,7 +135,7 @@ fn descendants() -> std::io::Result<Vec<Pid>> {
             children.entry(parent).or_default().push(process);
         }
     }
-    let (mut found, mut index) = (vec![getpid().as_raw_nonzero().get()], 0);
+    let (mut found, mut index) = (vec![of.as_raw_nonzero().get()], 0);
     while let Some(process) = found.get(index) {
         found.extend(children.remove(process).unwrap_or_default());
         index += 1;
@@ -164,7 +167,7 @@ mod tests {
         let mut line = String::new();
         std::io::BufRead::read_line(&mut std::io::BufReader::new(shell.stdout.take().unwrap()), &mut line).unwrap();
         let sleeper = Pid::from_raw(line.trim().parse().unwrap()).unwrap();
-        let found = descendants().unwrap();
+        let found = descendants(getpid()).unwrap();
         let _ = kill_process(sleeper, Signal::KILL);
         shell.wait().unwrap();
         assert!(found.contains(&sleeper) && found.contains(&Pid::from_child(&shell)), "{found:?}");

@@ -48,7 +48,7 @@ pub(super) struct Candidate {
 }
 
 /// The mappings that can be paged: private, anonymous, to be read and written. Not the stacks, of the first thread and of others: the
-/// kernel writes to a thread's stack when the thread ends, where nobody can be asked for a page any more. A mapping right behind a small
+/// kernel writes to a thread's stack when the thread ends, when no thread handles its faults any more. A mapping right behind a small
 /// guard is taken for one.
 fn candidates(maps: &str) -> Vec<Candidate> {
     let mut candidates: Vec<Candidate> = Vec::new();

@@ -4,14 +4,18 @@ use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
-use byway_reactor::userfault::helper::{Hello, MOVES_MAX, Outcome, WORDS_MAX, hear, say};
+use byway_reactor::userfault::helper::{Hello, MOVES_MAX, Outcome, PROTECTED, WORDS_MAX, hear, say};
 use byway_reactor::userfault::{FillError, Modes, Userfault};
 use byway_service::memory::pager::{FillOutcome, Moved, PAGE_BYTES, PageId, SpaceId};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::children::Child;
 use super::maps::{self, Candidate, Proc};
+
+/// Ranges that are remembered one by one before they are looked through.
+const DROPPED_MAX: usize = 256;
 
 /// A program, or a forked child of one until it executes a program.
 #[derive(Debug)]
@@ -20,8 +24,8 @@ pub(super) struct Process {
     pub(super) userfault: Userfault,
     /// `None` of a forked child.
     pub(super) helped: Option<Helped>,
-    /// A thread of it that has waited for a page.
-    pub(super) thread: Option<u32>,
+    /// Of use to a forked child alone.
+    child: Child,
     /// Since when a fork of it waits for a descriptor of this process.
     pub(super) fork_waits: Option<Instant>,
     /// What was wiped when this child was forked, and will be of its children, if nothing newer is known.
@@ -42,6 +46,8 @@ pub(super) struct Helped {
     pub(super) ended: Option<Instant>,
     /// Frames of the command under way.
     pub(super) commanded: Vec<u32>,
+    /// Ranges that `madvise` has dropped lately, of which pages may be there still.
+    dropped: Vec<Range<usize>>,
     /// Mapped bytes when its mappings were last looked at.
     pub(super) mapped_bytes: usize,
 }
@@ -52,7 +58,7 @@ impl Process {
 
     /// Descriptors that this process has open for it.
     pub(super) fn descriptors(&self) -> usize {
-        if self.helped.is_some() { Self::DESCRIPTORS } else { 1 }
+        if self.helped.is_some() { Self::DESCRIPTORS } else { 1 + self.child.descriptors() }
     }
 
     pub(super) fn of_program(
@@ -85,13 +91,31 @@ impl Process {
             own,
             ended: None,
             commanded: Vec::new(),
+            dropped: Vec::new(),
             mapped_bytes: 0,
         };
-        Ok(Self { space, userfault, helped: Some(helped), thread: None, fork_waits: None, wiped: Vec::new() })
+        let child = Child::default();
+        Ok(Self { space, userfault, helped: Some(helped), child, fork_waits: None, wiped: Vec::new() })
     }
 
-    pub(super) fn of_child(space: SpaceId, userfault: Userfault, wiped: Vec<Range<usize>>) -> Self {
-        Self { space, userfault, helped: None, thread: None, fork_waits: None, wiped }
+    /// A child that a process has forked, if it is known which.
+    pub(super) fn of_child(
+        space: SpaceId,
+        userfault: Userfault,
+        wiped: Vec<Range<usize>>,
+        parent: Option<u32>,
+    ) -> Self {
+        Self { space, userfault, helped: None, child: Child::of(parent), fork_waits: None, wiped }
+    }
+
+    /// The number of its process, if that is known.
+    pub(super) fn number(&self) -> Option<u32> {
+        self.helped.as_ref().map(|helped| helped.process).or_else(|| self.child.process())
+    }
+
+    /// `None` of a program with a helper.
+    pub(super) fn child_mut(&mut self) -> Option<&mut Child> {
+        self.helped.is_none().then_some(&mut self.child)
     }
 
     /// Its helper has gone, and what that means is not known yet.
@@ -99,22 +123,19 @@ impl Process {
         self.helped.as_ref().is_some_and(|helped| helped.ended.is_some())
     }
 
-    /// Kills it. A forked child is known by a thread that has waited for a page; one of which none has cannot be killed.
-    pub(super) fn kill(&self) {
-        let thread = self.thread.and_then(|thread| Pid::from_raw(thread.cast_signed()));
-        let _ = match (&self.helped, thread) {
-            (Some(helped), _) => pidfd_send_signal(&helped.pidfd, Signal::KILL),
-            (None, Some(thread)) => kill_process(thread, Signal::KILL),
-            (None, None) => Ok(()),
-        };
+    /// Kills it. False: it is a forked child whose process is not known, or it has ended.
+    pub(super) fn kill(&self) -> bool {
+        match &self.helped {
+            Some(helped) => pidfd_send_signal(&helped.pidfd, Signal::KILL).is_ok(),
+            None => self.child.kill(),
+        }
     }
 
-    /// The ranges that a child which is forked now has without their contents. A forked child's process is known once a thread of it has
-    /// waited for a page; before, it has changed nothing that would be known here.
+    /// The ranges that a child which is forked now has without their contents. Of a process that is not known: what was so of itself.
     pub(super) fn wiped_on_fork(&self) -> Vec<Range<usize>> {
-        let process = self.helped.as_ref().map(|helped| helped.process).or(self.thread);
-        let found = process.and_then(|process| maps::wiped_on_fork(process).ok());
-        found.unwrap_or_else(|| self.wiped.clone())
+        let found = self.number().and_then(|process| maps::wiped_on_fork(process).ok());
+        // It lives: so the number was its own.
+        found.filter(|_| self.number().is_some()).unwrap_or_else(|| self.wiped.clone())
     }
 
     /// Has missing pages of a mapping told, and of what it has grown by since it was looked at: `mremap` of a mapping that is watched in
@@ -129,10 +150,12 @@ impl Process {
         register(range.start..*grows_to).or_else(|_| register(range.clone()))
     }
 
-    /// Whether a mapping is watched, as far as can be said now. One page tells: a mapping is watched as a whole.
-    pub(super) fn is_watched(&self, mapping: Range<usize>) -> bool {
+    /// Whether a mapping is watched, as far as can be said now. One page tells, the first, which is write-protected or not: a mapping is
+    /// watched as a whole.
+    pub(super) fn is_watched(&self, mapping: Range<usize>, is_protected: bool) -> bool {
         let page = mapping.start..mapping.start + PAGE_BYTES;
-        self.userfault.write_protect(page, false, true) != Err(FillError::NoMapping)
+        // Nothing changes by it.
+        self.userfault.write_protect(page, is_protected, true) != Err(FillError::NoMapping)
     }
 
     /// Makes accesses to a page end in SIGBUS.
@@ -148,9 +171,19 @@ impl Process {
         }
     }
 
-    /// Fills pages from `at` on.
-    pub(super) fn fill(&self, at: PageId, bytes: &[u8]) -> FillOutcome {
-        match self.userfault.copy(at.page as usize * PAGE_BYTES, bytes, false) {
+    /// Lifts the write protection of a page, and wakes the threads that wait for it.
+    pub(super) fn unprotect(&self, at: PageId) -> FillOutcome {
+        let start = at.page as usize * PAGE_BYTES;
+        match self.userfault.write_protect(start..start + PAGE_BYTES, false, false) {
+            Ok(()) => FillOutcome::Done(1),
+            Err(FillError::NoMapping | FillError::Gone) => FillOutcome::NoMapping,
+            Err(_) => FillOutcome::Changing,
+        }
+    }
+
+    /// Fills pages from `at` on, perhaps write-protected.
+    pub(super) fn fill(&self, at: PageId, bytes: &[u8], protect: bool) -> FillOutcome {
+        match self.userfault.copy(at.page as usize * PAGE_BYTES, bytes, protect) {
             Ok(()) => FillOutcome::Done((bytes.len() / PAGE_BYTES) as u64),
             Err(partly) if partly.bytes > 0 => FillOutcome::Done((partly.bytes / PAGE_BYTES) as u64),
             Err(partly) => match partly.error {
@@ -172,20 +205,36 @@ impl Helped {
         self.commanded.is_empty() || self.socket.is_none()
     }
 
+    /// `madvise` drops a range, or frees it: which of the two the kernel does not say.
+    pub(super) fn note_dropped(&mut self, range: Range<usize>) {
+        self.dropped.push(range);
+        if self.dropped.len() > DROPPED_MAX {
+            let hull = self.dropped.drain(..).reduce(|hull, next| hull.start.min(next.start)..hull.end.max(next.end));
+            self.dropped.extend(hull);
+        }
+    }
+
+    /// Pages that are there in the ranges that were dropped since the last call.
+    pub(super) fn take_present_of_dropped(&mut self) -> Vec<Range<usize>> {
+        let dropped = std::mem::take(&mut self.dropped);
+        dropped.into_iter().filter_map(|range| self.proc.pages(range).ok()).flat_map(|pages| pages.present).collect()
+    }
+
     /// The mappings that can be paged.
     pub(super) fn candidates(&self) -> std::io::Result<Vec<Candidate>> {
         self.proc.candidates(&self.own)
     }
 
     /// Has the helper move pages out. False: it is gone.
-    pub(super) fn command(&mut self, moves: &[(PageId, u32)]) -> bool {
+    pub(super) fn command(&mut self, moves: &[(PageId, u32, bool)]) -> bool {
         let mut words = [0; WORDS_MAX];
-        for ((at, frame), pair) in moves.iter().zip(words.as_chunks_mut::<2>().0) {
-            *pair = [at.page * PAGE_BYTES as u64, (*frame).into()];
+        for ((at, frame, is_protected), pair) in moves.iter().zip(words.as_chunks_mut::<2>().0) {
+            let protected = if *is_protected { PROTECTED } else { 0 };
+            *pair = [(at.page * PAGE_BYTES as u64) | protected, (*frame).into()];
         }
         let said = self.socket.as_ref().is_some_and(|socket| say(socket, &words[..2 * moves.len()], None).is_ok());
         if said {
-            self.commanded.extend(moves.iter().map(|(_, frame)| frame));
+            self.commanded.extend(moves.iter().map(|(_, frame, _)| frame));
         }
         said
     }

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use byway_reactor::userfault::Userfault;
-use byway_reactor::userfault::helper::{Hello, WORDS_MAX, hear_with_fd, say};
+use byway_reactor::userfault::helper::{Hello, STATUS_REQUEST, WORDS_MAX, hear_with_fd, say};
 use byway_service::memory::pager::{Moved, SpaceId};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -52,6 +52,7 @@ impl FarJob {
             let welcomed = match heard {
                 // It has ended without a word.
                 Ok((0, _)) => Ok(()),
+                Ok((1, _)) if words[0] == STATUS_REQUEST => self.answer_status(&socket).map_err(Into::into),
                 Ok((count, userfault)) => self.welcome(socket, &words[..count], userfault),
                 Err(Errno::AGAIN) => Err(format!("it has said nothing for {} s", PATIENCE.as_secs()).into()),
                 Err(error) => Err(error.into()),
@@ -71,7 +72,7 @@ impl FarJob {
         if self.processes.len() >= FAR_PROGRAMS_MAX {
             return Err(format!("more than {FAR_PROGRAMS_MAX} programs at a time").into());
         }
-        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let descriptors = descriptors_max();
         let taken = self.processes.iter().map(Process::descriptors).sum::<usize>() + FAR_DESCRIPTORS_KEPT;
         if (taken + Process::DESCRIPTORS) as u64 > descriptors {
             return Err(format!("the limit of open files ({descriptors}) is reached: raise it with ulimit -Hn").into());
@@ -103,11 +104,15 @@ impl FarJob {
         if process.fork_waits.get_or_insert_with(Instant::now).elapsed() >= FORK_PATIENCE {
             process.fork_waits = None;
             tracing::error!(
-                process = process.helped.as_ref().map(|helped| helped.process).or(process.thread),
+                process = process.number(),
                 "a program forked, and byway far had no descriptor for the child for {} s; the program is killed",
                 FORK_PATIENCE.as_secs()
             );
-            process.kill();
+            if !process.kill() {
+                tracing::error!(
+                    "that program is a forked child whose process is not known, so it cannot be killed: it waits"
+                );
+            }
         }
     }
 
@@ -121,6 +126,7 @@ impl FarJob {
         for frame in process.helped.iter().flat_map(|helped| &helped.commanded) {
             self.pager.moved(*frame, Moved::Missing);
         }
+        self.waits.forget(|at| at.space == process.space);
         self.pager.remove_space(process.space);
         self.act();
     }
@@ -138,7 +144,7 @@ impl FarJob {
                     self.pager.moved(frame, process::moved(outcome));
                 }
             } else {
-                // Its program ends, or runs another file: if not, see below. What became of a command under way nobody knows.
+                // Its program ends, or runs another file: if not, see below. The result of a command under way is unknown.
                 helped.socket = None;
                 helped.ended = Some(Instant::now());
             }
@@ -178,7 +184,13 @@ impl FarJob {
     }
 }
 
-fn is_readable(fd: impl AsFd) -> bool {
+/// Descriptors that this process may have open.
+pub(super) fn descriptors_max() -> u64 {
+    getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX)
+}
+
+/// Whether the process of a pidfd has ended, or a descriptor can be read.
+pub(super) fn is_readable(fd: impl AsFd) -> bool {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     poll(&mut [PollFd::new(&fd, PollFlags::IN)], Some(&now)).is_ok_and(|count| count > 0)
 }

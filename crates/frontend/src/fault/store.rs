@@ -12,7 +12,7 @@ use byway_service::memory::{Borrower, LenderAt, PoolClient, Spill};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 /// See the module.
-pub(super) struct Store {
+pub(crate) struct Store {
     pool: PoolClient,
     file: OwnedFd,
 }
@@ -31,7 +31,7 @@ impl Spill for SpillFile {
 
 impl Store {
     /// A store over these lenders, all of one node, with so many frames for the pager.
-    pub(super) fn new(
+    pub(crate) fn new(
         rpc: &Rpc,
         lenders: Vec<(String, Borrower)>,
         (class, spill): (Class, Option<File>),
@@ -56,17 +56,23 @@ impl Store {
         self.pool.frames().len()
     }
 
-    pub(super) fn pool(&mut self) -> &mut PoolClient {
+    pub(crate) fn pool(&mut self) -> &mut PoolClient {
         &mut self.pool
     }
 
     /// The page in a frame.
-    pub(super) fn read(&self, frame: u32, page: &mut [u8; PAGE_BYTES]) {
+    pub(crate) fn read(&self, frame: u32, page: &mut [u8; PAGE_BYTES]) {
         self.pool.read_frame_into(frame, page);
     }
 
+    /// Writes a page into a frame.
+    pub(crate) fn write(&self, frame: u32, page: &[u8; PAGE_BYTES]) {
+        let written = self.pool.frames().write(frame as usize * PAGE_BYTES, page);
+        debug_assert!(written.is_ok(), "the frame is there");
+    }
+
     /// Gives all slabs back.
-    pub(super) fn close(self) {
+    pub(crate) fn close(self) {
         self.pool.close();
     }
 }

@@ -22,10 +22,10 @@ const WAIT_MAX: Duration = Duration::from_millis(2);
 
 /// Whether looking before sleep is worth it.
 #[derive(Debug)]
-pub(super) struct Spin {
+pub(crate) struct Spin {
     /// Moving average of how long it took until there was something to do.
     average: Duration,
-    /// There is another CPU, so that looking keeps nobody from work.
+    /// There is another CPU, so that polling does not delay the program.
     is_allowed: bool,
 }
 
@@ -39,7 +39,7 @@ pub(super) struct Ready {
 }
 
 impl Spin {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self { average: WAIT_MAX, is_allowed: cpus > 1 }
     }
@@ -50,6 +50,26 @@ impl Spin {
 
     fn note(&mut self, wait: Duration) {
         self.average = self.average * 7 / 8 + wait.min(WAIT_MAX) / 8;
+    }
+
+    /// Waits until `look` finds something to do, `longest` at most. `look` is told how long it may sleep.
+    pub(crate) fn wait(
+        &mut self,
+        longest: Duration,
+        mut look: impl FnMut(Duration) -> std::io::Result<bool>,
+    ) -> std::io::Result<()> {
+        let (began, time) = (Instant::now(), self.time());
+        let mut found = look(Duration::ZERO)?;
+        while !found && began.elapsed() < time {
+            // Other threads that are ready run first.
+            rustix::thread::sched_yield();
+            found = look(Duration::ZERO)?;
+        }
+        if !found {
+            look(longest)?;
+        }
+        self.note(began.elapsed());
+        Ok(())
     }
 }
 
@@ -73,29 +93,20 @@ impl FarJob {
         };
         let read = self.processes.iter().filter(is_read);
         fds.extend(read.map(|process| PollFd::new(&process.userfault, PollFlags::IN)));
-        let began = Instant::now();
-        let spin = self.spin.time();
-        let zero = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut count = look(&mut fds, &zero)?;
-        while count == 0 && began.elapsed() < spin {
-            // Who else has work for this CPU does it first.
-            rustix::thread::sched_yield();
-            count = look(&mut fds, &zero)?;
-        }
-        if count == 0 {
-            look(&mut fds, &Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() })?;
-        }
+        self.spin.wait(LOOK, |limit| {
+            let limit = Timespec { tv_sec: 0, tv_nsec: limit.subsec_nanos().into() };
+            look(&mut fds, &limit)
+        })?;
         let is_ready = |some: &[PollFd<'_>]| some.iter().any(|fd| !fd.revents().is_empty());
         let ready = Ready { joins: is_ready(&fds[joins]), answers: is_ready(&fds[answers]) };
-        self.spin.note(began.elapsed());
         Ok(ready)
     }
 }
 
-fn look(fds: &mut [PollFd<'_>], limit: &Timespec) -> std::io::Result<usize> {
+fn look(fds: &mut [PollFd<'_>], limit: &Timespec) -> std::io::Result<bool> {
     match poll(fds, Some(limit)) {
-        Err(Errno::INTR) => Ok(0),
-        result => Ok(result?),
+        Err(Errno::INTR) => Ok(false),
+        result => Ok(result? > 0),
     }
 }
 

@@ -2,10 +2,11 @@
 
 mod buffer;
 mod handoff;
+mod pausing;
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::BorrowedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -18,10 +19,12 @@ use super::channel::{Channel, Received};
 use super::notify::{self, Notifier};
 use super::reply::{self, Directory, Entry};
 use super::request::{Operation, Parsed, RequestError, parse};
-use super::session::{Session, Step, Terms, Wishes};
+use super::session::{Reading, Session, Step, Terms, Wishes};
 use crate::limits::FUSE_THREADS_MAX;
 use buffer::{Buffer, Pool};
 use handoff::Handoff;
+pub use pausing::{Control, Handover, PauseError};
+use pausing::{Kept, Reader};
 
 /// What serves a mount. Methods are called by several threads at once.
 pub trait Filesystem: Send + Sync + 'static {
@@ -45,6 +48,13 @@ pub trait Filesystem: Send + Sync + 'static {
         let _ = unique;
     }
 
+    /// The driver pauses ([`Control::pause`]): until [`Filesystem::go_on`] a request that waits without a limit, such as one for a
+    /// lock, is to be given back soon ([`Reply::keep`]).
+    fn pause(&self) {}
+
+    /// The driver goes on: requests that were given back come again.
+    fn go_on(&self) {}
+
     /// The mount has ended; no request follows.
     fn ended(&self) {}
 }
@@ -63,13 +73,25 @@ enum RequestBytes {
 }
 
 impl Request {
+    /// A request of bytes as the kernel sends them, for programs and tests without a mount.
+    ///
+    /// # Errors
+    /// See [`RequestError`].
+    pub fn copied(bytes: &[u8]) -> Result<Self, RequestError> {
+        parse(bytes)?;
+        Ok(Self { bytes: RequestBytes::Copied(bytes.to_vec()) })
+    }
+
     /// Node, caller, operation.
     pub fn parsed(&self) -> Parsed<'_> {
-        let bytes = match &self.bytes {
+        parse(self.bytes()).expect("it was checked when it was read, and nobody has changed it")
+    }
+
+    fn bytes(&self) -> &[u8] {
+        match &self.bytes {
             RequestBytes::Whole(buffer) => buffer.bytes(),
             RequestBytes::Copied(bytes) => bytes,
-        };
-        parse(bytes).expect("it was checked when it was read, and nobody has changed it")
+        }
     }
 }
 
@@ -82,6 +104,9 @@ pub enum DriverError {
     /// A thread.
     #[error("cannot start a thread for the mount: {0}; raise the limit of processes (ulimit -u)")]
     Thread(io::Error),
+    /// What another process has handed over.
+    #[error("the mount's process has handed over something that cannot be used: {0} (a bug of byway)")]
+    Handover(&'static str),
 }
 
 /// The threads that serve a mount.
@@ -89,15 +114,21 @@ pub enum DriverError {
 pub struct Driver {
     threads: Vec<JoinHandle<()>>,
     shared: Arc<Shared>,
-    channel: Arc<Channel>,
 }
 
 /// What the threads of a mount share with the replies.
 struct Shared {
     filesystem: Arc<dyn Filesystem>,
     session: Mutex<Session>,
-    /// A request was answered, or INIT was.
+    /// A request was answered, or INIT was; or threads read again, or do not any more.
     changed: Condvar,
+    /// One for each thread.
+    channels: Vec<Arc<Channel>>,
+    readers: Vec<Reader>,
+    /// Requests that the file system has given back.
+    kept: Mutex<Vec<Kept>>,
+    /// Replies on their way to the kernel, whose requests are not under way any more.
+    replying: AtomicUsize,
     pool: Arc<Pool>,
     handoff: Arc<Handoff>,
     /// The file system was told that the mount has ended.
@@ -113,6 +144,38 @@ impl std::fmt::Debug for Shared {
 impl Shared {
     fn session(&self) -> MutexGuard<'_, Session> {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the calling thread may read a request. False: another process reads them.
+    fn begin_reading(&self, was_reading: bool) -> bool {
+        let mut session = self.session();
+        if was_reading {
+            session.end_reader();
+            if session.reading() != Reading::GoesOn {
+                self.changed.notify_all();
+            }
+        }
+        let waited = self.changed.wait_while(session, |session| session.reader_waits());
+        let mut session = waited.unwrap_or_else(PoisonError::into_inner);
+        let reads = session.reading() == Reading::GoesOn;
+        if reads {
+            session.begin_reader();
+        }
+        reads
+    }
+
+    /// A thread that was reading has seen the mount's end.
+    fn ended(&self) {
+        {
+            let mut session = self.session();
+            session.end_reader();
+            session.end();
+        }
+        self.changed.notify_all();
+        if !self.told_end.swap(true, Ordering::Relaxed) {
+            self.filesystem.ended();
+        }
+        self.handoff.end();
     }
 }
 
@@ -132,17 +195,33 @@ impl Driver {
         for _ in 1..threads {
             channels.push(Arc::new(channels[0].another().map_err(DriverError::Channel)?));
         }
-        let channel = Arc::clone(&channels[0]);
-        let session = Mutex::new(Session::new(wishes));
-        let pool = Arc::new(Pool::new(wishes.write_bytes_max as usize));
-        let handoff = Handoff::new(Arc::clone(&filesystem), threads / 2);
-        let (changed, told_end) = (Condvar::new(), AtomicBool::new(false));
-        let shared = Arc::new(Shared { filesystem, session, changed, pool, handoff, told_end });
-        let mut this = Self { threads: Vec::new(), shared, channel };
-        for (number, channel) in channels.into_iter().enumerate() {
+        Self::serve(channels, filesystem, Session::new(wishes), wishes.write_bytes_max)
+    }
+
+    fn serve(
+        channels: Vec<Arc<Channel>>,
+        filesystem: Arc<dyn Filesystem>,
+        session: Session,
+        write_bytes_max: u32,
+    ) -> Result<Self, DriverError> {
+        let threads = channels.len();
+        let shared = Arc::new(Shared {
+            handoff: Handoff::new(Arc::clone(&filesystem), threads / 2),
+            filesystem,
+            session: Mutex::new(session),
+            changed: Condvar::new(),
+            readers: (0..threads).map(|_| Reader::default()).collect(),
+            channels,
+            kept: Mutex::default(),
+            replying: AtomicUsize::new(0),
+            pool: Arc::new(Pool::new(write_bytes_max as usize)),
+            told_end: AtomicBool::new(false),
+        });
+        let mut this = Self { threads: Vec::new(), shared };
+        for number in 0..threads {
             let shared = Arc::clone(&this.shared);
             let name = format!("fuse-{number}");
-            let spawned = std::thread::Builder::new().name(name).spawn(move || serve(&channel, &shared));
+            let spawned = std::thread::Builder::new().name(name).spawn(move || serve(number, &shared));
             this.threads.push(spawned.map_err(DriverError::Thread)?);
         }
         Ok(this)
@@ -150,7 +229,7 @@ impl Driver {
 
     /// Sends invalidations to the mount's kernel.
     pub fn notifier(&self) -> Notifier {
-        Notifier::new(Arc::clone(&self.channel))
+        Notifier::new(Arc::clone(&self.shared.channels[0]))
     }
 
     /// Waits until the mount works, and says what was agreed; `None` if it ended before, or `limit` passed.
@@ -165,7 +244,7 @@ impl Driver {
         self.shared.session().under_way()
     }
 
-    /// Waits until the mount has ended.
+    /// Waits until the mount has ended, or was handed over.
     pub fn wait(self) {
         for thread in self.threads {
             // A thread that panicked has said so.
@@ -175,31 +254,25 @@ impl Driver {
     }
 }
 
-/// Reads and hands out requests until the mount ends.
-fn serve(channel: &Arc<Channel>, shared: &Arc<Shared>) {
+/// Reads and hands out requests until the mount ends or is handed over.
+fn serve(number: usize, shared: &Arc<Shared>) {
     notify::note_serving();
-    let mut kept = None;
-    loop {
-        let full = shared.changed.wait_while(shared.session(), |session| session.is_full());
-        drop(full.unwrap_or_else(PoisonError::into_inner));
+    let (channel, reader) = (&shared.channels[number], &shared.readers[number]);
+    reader.begin();
+    let (mut kept, mut was_reading) = (None, false);
+    while shared.begin_reading(std::mem::replace(&mut was_reading, true)) {
         let mut buffer = kept.take().unwrap_or_else(|| shared.pool.take());
-        let received = channel.read(&mut [IoSliceMut::new(buffer.room())]);
+        let received = reader.read(|| channel.read(&mut [IoSliceMut::new(buffer.room())]));
         match received {
             Ok(Received::Request(bytes)) => kept = take(channel, shared, buffer, bytes),
             Ok(Received::Nothing) => kept = Some(buffer),
-            Ok(Received::Ended) => break,
+            Ok(Received::Ended) => return shared.ended(),
             Err(error) => {
                 tracing::error!(%error, "a mount has ended: its requests cannot be read; unmount it");
-                break;
+                return shared.ended();
             }
         }
     }
-    shared.session().end();
-    shared.changed.notify_all();
-    if !shared.told_end.swap(true, Ordering::Relaxed) {
-        shared.filesystem.ended();
-    }
-    shared.handoff.end();
 }
 
 /// Takes a request; gives its buffer back unless the file system keeps it.
@@ -243,6 +316,7 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
             let may_wait = shared.filesystem.may_wait(&parsed.operation);
             let (bytes, rest) = match buffer.small_copy() {
                 Some(copy) => (RequestBytes::Copied(copy), Some(buffer)),
+                None if may_wait => (RequestBytes::Whole(buffer.kept()), None),
                 None => (RequestBytes::Whole(buffer), None),
             };
             if may_wait {
@@ -365,15 +439,17 @@ impl Reply {
 
     fn finish(&mut self, reply: impl FnOnce(&Channel, u64) -> io::Result<()>) {
         self.answered = true;
+        self.shared.replying.fetch_add(1, Ordering::Relaxed);
         // The number may come again as soon as the kernel has the answer.
-        let was_full = {
+        let is_waited_for = {
             let mut session = self.shared.session();
-            let was_full = session.is_full();
+            let is_waited_for = session.reader_waits();
             session.finish(self.unique);
-            was_full
+            is_waited_for
         };
         note_answered(&self.channel, self.unique, reply(&self.channel, self.unique));
-        if was_full {
+        self.shared.replying.fetch_sub(1, Ordering::Release);
+        if is_waited_for {
             self.shared.changed.notify_all();
         }
     }

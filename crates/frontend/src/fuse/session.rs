@@ -54,6 +54,17 @@ pub struct Terms {
     pub flags: u64,
 }
 
+/// Whether further requests are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reading {
+    /// Yes.
+    GoesOn,
+    /// Not now: they wait in the kernel.
+    Paused,
+    /// Not any more: another process reads them.
+    HandedOver,
+}
+
 /// What is to be done with a request.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Step {
@@ -84,6 +95,9 @@ pub struct Session {
     wishes: Wishes,
     terms: Option<Terms>,
     ended: bool,
+    reading: Reading,
+    /// Threads that read a request or hand it to the file system.
+    readers: usize,
     /// Requests that the file system has not answered, and whether they wait for a lock.
     under_way: HashMap<u64, bool>,
     locks_waiting: usize,
@@ -98,10 +112,47 @@ impl Session {
             wishes,
             terms: None,
             ended: false,
+            reading: Reading::GoesOn,
+            readers: 0,
             under_way: HashMap::new(),
             locks_waiting: 0,
             interrupted: VecDeque::new(),
         }
+    }
+
+    /// The session of a mount that another process has served, paused. What it agreed on with the kernel holds.
+    pub fn taken_over(wishes: Wishes, terms: Terms) -> Self {
+        Self { terms: Some(terms), reading: Reading::Paused, ..Self::new(wishes) }
+    }
+
+    /// Whether further requests are read.
+    pub fn reading(&self) -> Reading {
+        self.reading
+    }
+
+    /// Says whether further requests are read.
+    pub fn set_reading(&mut self, reading: Reading) {
+        self.reading = reading;
+    }
+
+    /// Whether a thread that wants to read a request waits.
+    pub fn reader_waits(&self) -> bool {
+        self.reading == Reading::Paused || (self.reading == Reading::GoesOn && self.is_full())
+    }
+
+    /// A thread begins to read a request.
+    pub fn begin_reader(&mut self) {
+        self.readers += 1;
+    }
+
+    /// It has read none, or handed it to the file system.
+    pub fn end_reader(&mut self) {
+        self.readers -= 1;
+    }
+
+    /// Whether a thread reads a request or hands it to the file system.
+    pub fn has_readers(&self) -> bool {
+        self.readers > 0
     }
 
     /// What was agreed; `None` before INIT.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use byway_fabric::Stall;
 use byway_fabric::feedback::{Delays, Histogram};
 
-use super::snapshot::{FrontendSnapshot, LendingSnapshot, PeerSnapshot, Snapshot, VolumeSnapshot};
+use super::snapshot::{FrontendSnapshot, LendingSnapshot, PeerSnapshot, ShareSnapshot, Snapshot, VolumeSnapshot};
 
 /// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
 pub fn render(snapshot: &Snapshot) -> String {
@@ -16,6 +16,7 @@ pub fn render(snapshot: &Snapshot) -> String {
     moved(&mut page, snapshot);
     frontends(&mut page, &snapshot.frontends);
     volumes(&mut page, &snapshot.volumes);
+    shares(&mut page, &snapshot.shares);
     snapshot.lending.iter().for_each(|lending| lent(&mut page, lending));
     delays(&mut page, &snapshot.delays);
     peers(&mut page, &snapshot.peers);
@@ -149,6 +150,38 @@ fn volumes(page: &mut Page, volumes: &[VolumeSnapshot]) {
         for (operation, times) in volume.times.kinds() {
             let labels = [("volume", volume.name.as_str()), ("operation", operation)];
             page.histogram(name, &labels, times.classes(), times.total());
+        }
+    }
+}
+
+fn shares(page: &mut Page, shares: &[ShareSnapshot]) {
+    let all: [Each<ShareSnapshot>; 4] = [
+        ("byway_share_clients", "gauge", "Mounts, programs and commands that use the share.", |share| share.clients),
+        ("byway_share_read_bytes_total", "counter", "Bytes read.", |share| share.read_bytes),
+        ("byway_share_written_bytes_total", "counter", "Bytes written.", |share| share.written_bytes),
+        (
+            "byway_share_store_errors_total",
+            "counter",
+            "Calls that failed with EIO, ENOSPC or EDQUOT of the file system.",
+            |share| share.store_errors,
+        ),
+    ];
+    page.each(&all, shares, "share", |share| &share.name);
+    if shares.is_empty() {
+        return;
+    }
+    let name = "byway_share_calls_total";
+    page.head(name, "counter", "Calls that succeeded, by kind; a query is a look-up, open, listing, lock or the like.");
+    for share in shares {
+        let kinds = [
+            ("read", share.reads),
+            ("write", share.writes),
+            ("sync", share.syncs),
+            ("change", share.changes),
+            ("query", share.queries),
+        ];
+        for (kind, count) in kinds {
+            page.line(name, &[("share", &share.name), ("kind", kind)], count);
         }
     }
 }

@@ -24,7 +24,7 @@ use self::listener::Bounded;
 pub use metrics::render;
 pub use snapshot::{
     BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, MemoryUsage, NbdClientSnapshot, PeerSnapshot,
-    Report, SlowOperation, Snapshot, VolumeSnapshot, flush_failed,
+    Report, ShareSnapshot, SlowOperation, Snapshot, VolumeSnapshot, flush_failed,
 };
 
 /// The front end, open until [`HttpFrontend::close`] or drop.
@@ -83,7 +83,7 @@ impl HttpFrontend {
 impl Drop for HttpFrontend {
     fn drop(&mut self) {
         if let Some(stop) = self.stop.take() {
-            // Nobody listens only if the thread has ended already.
+            // Fails only if the thread has ended already.
             let _ = stop.send(());
         }
         if let Some(thread) = self.thread.take()

@@ -40,6 +40,8 @@ pub struct Snapshot {
     pub frontends: Vec<FrontendSnapshot>,
     /// Each volume.
     pub volumes: Vec<VolumeSnapshot>,
+    /// Each share.
+    pub shares: Vec<ShareSnapshot>,
     /// Memory that is lent; `None`: the node lends none.
     pub lending: Option<LendingSnapshot>,
     /// What the transfers of byway's own wire waited for, all that there ever were.
@@ -146,6 +148,31 @@ pub struct VolumeSnapshot {
     /// How long operations took at the store.
     #[serde(skip)]
     pub times: StoreTimes,
+}
+
+/// One share.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ShareSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Mounts, programs and commands that use it now.
+    pub clients: u64,
+    /// Reads that succeeded.
+    pub reads: u64,
+    /// Writes that succeeded.
+    pub writes: u64,
+    /// Syncs that succeeded.
+    pub syncs: u64,
+    /// Other calls that changed something and succeeded.
+    pub changes: u64,
+    /// Calls that changed nothing and succeeded.
+    pub queries: u64,
+    /// Bytes read.
+    pub read_bytes: u64,
+    /// Bytes written.
+    pub written_bytes: u64,
+    /// Calls that failed with `EIO`, `ENOSPC` or `EDQUOT` of the file system.
+    pub store_errors: u64,
 }
 
 /// An operation that a store failed.

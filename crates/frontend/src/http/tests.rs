@@ -103,6 +103,7 @@ fn check_histograms((name, _, samples): &Family<'_>) {
 
 fn example() -> Snapshot {
     let volume = VolumeSnapshot { name: "disk".to_owned(), reads: 7, read_bytes: 28672, ..VolumeSnapshot::default() };
+    let share = ShareSnapshot { name: "home".to_owned(), syncs: 3, ..ShareSnapshot::default() };
     let frontend = FrontendSnapshot { name: "nbd".to_owned(), connections: 2, ..FrontendSnapshot::default() };
     let far = PeerSnapshot { peer: "10.0.0.7".to_owned(), round_trip_us: Some(30), ..PeerSnapshot::default() };
     let local = PeerSnapshot { peer: "local".to_owned(), ..PeerSnapshot::default() };
@@ -118,6 +119,7 @@ fn example() -> Snapshot {
         mapped: Some(MappedMemory { limit_bytes: 32, dropped_bytes: 64 }),
         frontends: vec![frontend],
         volumes: vec![volume],
+        shares: vec![share],
         slow: vec![SlowOperation { took_us: 9, operation: "read".to_owned(), ..SlowOperation::default() }],
         ..Snapshot::default()
     }
@@ -127,6 +129,7 @@ fn example() -> Snapshot {
 fn the_metrics_page_parses() {
     let samples = parse(&render(&example()));
     assert_eq!(samples["byway_volume_reads_total{volume=\"disk\"}"], "7");
+    assert_eq!(samples["byway_share_calls_total{share=\"home\",kind=\"sync\"}"], "3");
     assert_eq!(samples["byway_connections{frontend=\"nbd\"}"], "2");
     assert_eq!(samples["byway_moved_bytes_total{path=\"send\",by=\"copied\"}"], "5");
     assert_eq!(samples["byway_mmap_limit_bytes"], "32");

@@ -70,8 +70,8 @@ pub enum Step {
     /// There is much to send: send the output, then call again with the bytes left over.
     Flush,
     /// Send the output, then do the TLS handshake, then call [`Handshake::tls_established`]. If TLS
-    /// fails, close. Bytes left over came before the client could know the answer: nobody may take
-    /// them for what was said over TLS.
+    /// fails, close. Bytes left over came before the client could know the answer: discard
+    /// them, because TLS does not protect them.
     StartTls,
     /// Send the output; the bytes left over are requests.
     Transmission(Box<Negotiated>),

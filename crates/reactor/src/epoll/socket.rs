@@ -42,11 +42,23 @@ pub(super) struct Send {
     splice: Option<SplicedSend>,
 }
 
+/// What a stream's socket is registered for.
+const INCOMING: EventFlags = EventFlags::IN.union(EventFlags::RDHUP).union(EventFlags::ET);
+
 impl Epoll {
+    /// Reports no more that a stream can be written to. Whenever the peer of a Unix socket has read something, the kernel would: the loop would
+    /// wake for each byte that it has sent.
+    pub(crate) fn ignore_room(&mut self, socket: Socket) {
+        let Some(state) = self.streams.get(socket.index, socket.generation) else { return };
+        let data = EventData::new_u64(event_data(KIND_STREAM, socket.index, socket.generation));
+        // Without it there are more wake-ups, and no harm.
+        let _ = epoll::modify(&self.queue, state.fd.as_fd(), data, INCOMING);
+    }
+
     fn register(&mut self, state: StreamState) -> std::io::Result<Socket> {
         let (index, generation) = self.streams.insert(state);
         let data = EventData::new_u64(event_data(KIND_STREAM, index, generation));
-        let flags = EventFlags::IN | EventFlags::OUT | EventFlags::RDHUP | EventFlags::ET;
+        let flags = INCOMING | EventFlags::OUT;
         let socket = Socket { index, generation };
         let Some(state) = self.streams.get(index, generation) else { return Err(Errno::BADF.into()) };
         if let Err(error) = epoll::add(&self.queue, state.fd.as_fd(), data, flags) {

@@ -15,7 +15,7 @@ use super::Reactor;
 use crate::frame::{Frame, FramePool};
 use crate::gather::Gather;
 use crate::loan::Loan;
-use crate::op::{Errno, Socket};
+use crate::op::{Errno, File, Socket};
 use crate::shared::{BackendContext, LentPlace};
 
 impl Reactor {
@@ -91,6 +91,23 @@ impl Reactor {
     pub fn put(&mut self, socket: Socket, gather: &Gather, to: LentPlace) -> Result<(), Errno> {
         let (shared, mut context) = context!(self);
         shared.put(&mut context, socket, gather, to)
+    }
+
+    /// Reads a range of a file to a place in the peer's memory, without a copy in between; gives how many bytes that are, fewer than `len`
+    /// only where the file ends. The copy is complete when this returns, and waits for no device.
+    ///
+    /// # Errors
+    /// `ENOTCONN`, `EACCES` and `ERANGE` as for [`Reactor::put`]: nothing was copied. `EAGAIN` if a part of the range is not in memory: read
+    /// it into a frame ([`Op::Read`](crate::Op::Read)). `EAGAIN`, and what the kernel says of the read and of mapping the memory: some may have
+    /// been copied.
+    pub fn put_file(
+        &mut self,
+        socket: Socket,
+        (file, offset, len): (File, u64, usize),
+        to: LentPlace,
+    ) -> Result<usize, Errno> {
+        let (shared, mut context) = context!(self);
+        shared.put_file(&mut context, socket, (file, offset, len), to)
     }
 
     /// Fills a range of a frame with what lies at a place in the peer's memory now. The copy is complete when this returns. The peer

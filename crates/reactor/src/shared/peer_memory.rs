@@ -7,11 +7,12 @@ use rustix::io::Errno;
 
 use super::shm_stream::{ShmStream, copy_part};
 use super::{BackendContext, Shared};
+use crate::blocking::RawBuffer;
 use crate::bytewise;
 use crate::frame::Frame;
 use crate::gather::Gather;
 use crate::limits::PEER_MAPPED_BYTES_MAX;
-use crate::op::Socket;
+use crate::op::{File, Socket};
 use crate::os::Os;
 use crate::region::Access;
 
@@ -53,6 +54,35 @@ impl Shared {
         }
         os.counters.put_bytes += gather.len() as u64;
         Ok(())
+    }
+
+    /// Reads a range of a file, up to its end, to a place in the memory of a stream's peer; gives the bytes.
+    ///
+    /// # Errors
+    /// See [`Reactor::put_file`](crate::Reactor::put_file).
+    pub(crate) fn put_file(
+        &mut self,
+        context: &mut BackendContext<'_>,
+        socket: Socket,
+        (file, offset, len): (File, u64, usize),
+        mut to: LentPlace,
+    ) -> Result<usize, Errno> {
+        self.check(socket, to, len, Access::Write)?;
+        let os = context.backend.os().ok_or(Errno::NOTCONN)?;
+        let mut done = 0;
+        while done < len {
+            let (address, room) = self.map_part(os, socket, to)?;
+            let part = RawBuffer { ptr: address, len: room.min(len - done) };
+            // SAFETY: so many bytes lie in the mapping of the peer's file, which stays until the next call of `map_part`, and which is
+            // seen through no reference.
+            let count = unsafe { os.read_cached(file, offset + done as u64, part)? };
+            (done, to.offset) = (done + count, to.offset + count as u64);
+            if count < part.len {
+                break;
+            }
+        }
+        os.counters.put_bytes += done as u64;
+        Ok(done)
     }
 
     /// Fills a range of a frame with what lies at a place in the memory of a stream's peer now.

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 
 use super::memory::SharedMemory;
@@ -243,6 +244,20 @@ fn a_bell_that_is_rung_without_end_does_no_harm() {
         let _ = writer.publish(8);
         assert_eq!(received(client.wait(1)), Ok(8));
     }
+}
+
+/// The kernel reports room in a socket to its writer when the reader has taken a byte.
+#[test]
+fn a_bell_that_the_peer_hears_does_not_wake_who_has_rung_it() {
+    let (mut client, socket, mut server, memory) = by_hand(IoChoice::Epoll);
+    Reader::new(&memory, 0).sleep();
+    client.send(1, socket, 100);
+    assert_eq!(sent(client.wait(1)), Ok(100));
+    client.reactor.reap(&mut client.done, Wait::Poll).unwrap();
+    std::io::Read::read_exact(&mut server, &mut [0]).unwrap();
+    let mut queue = [PollFd::from_borrowed_fd(client.reactor.descriptor().unwrap(), PollFlags::IN)];
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    assert_eq!(poll(&mut queue, Some(&now)).unwrap(), 0, "the loop has something to do");
 }
 
 #[test]

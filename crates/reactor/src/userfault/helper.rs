@@ -35,11 +35,17 @@ pub const MOVES_MAX: usize = 64;
 /// Words of a message.
 pub const WORDS_MAX: usize = 2 * MOVES_MAX;
 
+/// In a command, with a page's address: the page is write-protected, and is to stay so if it is not moved.
+pub const PROTECTED: u64 = 1;
+
 /// The environment variable that names the pager's socket.
 pub const SOCKET_VARIABLE: &str = "BYWAY_FAR_SOCKET";
 
+/// The one word of who asks for the job's state, instead of a [`Hello`]. The answer is JSON.
+pub const STATUS_REQUEST: u64 = 0x0001_5453_4659_5742;
+
 /// The first word of a [`Hello`], with the version of what is said here.
-const MAGIC: u64 = 0x0003_5241_4659_5742;
+const MAGIC: u64 = 0x0004_5241_4659_5742;
 
 /// What a program says first, with its userfaultfd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -209,7 +215,7 @@ impl Helper {
         }
     }
 
-    /// Of each pair: the page's address and the number of the frame; afterwards the frame and the outcome.
+    /// Of each pair: the page's address, perhaps with [`PROTECTED`], and the number of the frame; afterwards the frame and the outcome.
     ///
     /// # Safety
     /// As for [`Helper::run`].
@@ -218,13 +224,15 @@ impl Helper {
         let mut outcomes = [Outcome::Stays; MOVES_MAX];
         let mut index = 0;
         while let Some([page, frame]) = commands.get(index).copied() {
+            // Protected pages and others are moved by calls of their own: the numbers below differ by the flag too.
             let follows =
                 |(at, [next, frame]): (u64, &[u64; 2])| *next == page + at * PAGE_BYTES as u64 && *frame < frames;
             let run = (0..).zip(&commands[index..]).take_while(|command| follows(*command)).count();
             let some = &mut outcomes[index..index + run.max(1)];
             if frame < frames {
+                let from = (page & !PROTECTED) as usize;
                 // SAFETY: as the caller promises.
-                unsafe { self.move_run(self.scratch_page(index), page as usize, some) };
+                unsafe { self.move_run(self.scratch_page(index), from, page & PROTECTED != 0, some) };
             }
             index += some.len();
         }
@@ -266,10 +274,10 @@ impl Helper {
     ///
     /// # Safety
     /// As for [`Helper::run`]; the scratch pages from `to` on are free.
-    unsafe fn move_run(&self, to: usize, from: usize, outcomes: &mut [Outcome]) {
+    unsafe fn move_run(&self, to: usize, from: usize, is_protected: bool, outcomes: &mut [Outcome]) {
         let bytes = outcomes.len() * PAGE_BYTES;
         let mut done = 0;
-        if outcomes.len() > 1 && self.userfault.write_protect(from..from + bytes, false, true).is_ok() {
+        if outcomes.len() > 1 && self.userfault.write_protect(from..from + bytes, is_protected, true).is_ok() {
             // SAFETY: as below.
             done = match unsafe { self.userfault.move_pages(to, from, bytes) } {
                 Ok(()) => bytes,
@@ -278,17 +286,22 @@ impl Helper {
         }
         for (index, outcome) in outcomes.iter_mut().enumerate() {
             let at = index * PAGE_BYTES;
-            // SAFETY: as the caller promises.
-            *outcome = if at < done { Outcome::Out } else { unsafe { self.move_page(to + at, from + at) } };
+            if at < done {
+                *outcome = Outcome::Out;
+            } else {
+                // SAFETY: as the caller promises.
+                *outcome = unsafe { self.move_page(to + at, from + at, is_protected) };
+            }
         }
     }
 
     /// # Safety
     /// As for [`Helper::run`]; the scratch page `to` is free.
-    unsafe fn move_page(&self, to: usize, from: usize) -> Outcome {
+    unsafe fn move_page(&self, to: usize, from: usize, is_protected: bool) -> Outcome {
         // A page of a mapping that came in place of the one that the pager knows is not to be moved. What is watched now cannot be
         // unmapped before the move: the kernel refuses moves until the pager has read the message.
-        match self.userfault.write_protect(from..from + PAGE_BYTES, false, true) {
+        // Nothing else changes by the question: a page that is protected stays so.
+        match self.userfault.write_protect(from..from + PAGE_BYTES, is_protected, true) {
             Ok(()) => {}
             Err(FillError::NoMapping) => return Outcome::Unwatched,
             Err(_) => return Outcome::Stays,

@@ -13,14 +13,23 @@ pub struct TreeUri {
     pub remote: RemoteUri,
     /// The names below the share, from the top.
     pub path: Vec<Vec<u8>>,
+    /// A slash follows the share's name: it is not a volume's.
+    pub is_below: bool,
     text: String,
+}
+
+impl TreeUri {
+    /// The directory that a share is.
+    pub fn top(remote: RemoteUri) -> Self {
+        Self { path: Vec::new(), is_below: true, text: remote.to_string(), remote }
+    }
 }
 
 impl FromStr for TreeUri {
     type Err = RemoteUriError;
 
     fn from_str(text: &str) -> Result<Self, RemoteUriError> {
-        let whole = || Ok(Self { remote: text.parse()?, path: Vec::new(), text: text.to_owned() });
+        let whole = || Ok(Self { remote: text.parse()?, path: Vec::new(), is_below: false, text: text.to_owned() });
         let Some((scheme, rest)) = text.split_once("://").filter(|(scheme, _)| scheme.starts_with("byway")) else {
             return whole();
         };
@@ -32,7 +41,7 @@ impl FromStr for TreeUri {
         let names = path.split('/').filter(|name| !name.is_empty()).map(percent::decode);
         let path: Option<Vec<_>> = names.collect();
         let path = path.ok_or_else(|| RemoteUriError::Path(text.to_owned()))?;
-        Ok(Self { remote, path, text: text.to_owned() })
+        Ok(Self { remote, path, is_below: true, text: text.to_owned() })
     }
 }
 
@@ -60,6 +69,10 @@ mod tests {
             let expected: Vec<_> = path.iter().map(|name| name.as_bytes().to_vec()).collect();
             assert_eq!((uri.remote.to_string().as_str(), uri.to_string().as_str()), (remote, text));
             assert_eq!(uri.path, expected);
+            assert_eq!(
+                uri.is_below,
+                text.starts_with("byway") && text.contains("share") && text != "byway://h:1/share"
+            );
         }
         let said = "byway://h/share/a%2".parse::<TreeUri>().unwrap_err().to_string();
         assert!(said.contains("%25"), "{said}");

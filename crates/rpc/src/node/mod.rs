@@ -233,12 +233,12 @@ impl Rpc {
         Ok(RpcCounters { protocol: tables.calls.counters(), calls: tables.in_flight + tables.waiting.len() })
     }
 
-    /// Calls. The operation brings the answer ([`Reply::of`]), [`OpError::Status`] with what the server says, or `Deadline`.
-    /// [`Op::cancel`] ends it at once and tells the server.
+    /// Calls. The operation brings the answer ([`Reply::of`]), `Deadline`, or [`OpError::Status`]: the server's, or
+    /// [`Status::UnknownProtocol`](crate::message::Status) or [`Status::Version`](crate::message::Status) if the peer does not
+    /// serve the protocol, or only other versions of it. [`Op::cancel`] ends the operation at once and tells the server.
     ///
     /// # Errors
-    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; `Unsupported` if the peer does not serve the protocol; the
-    /// session is gone.
+    /// `TooLong`; `Busy` if too many calls wait for credit; `NotSpoken`; the session is gone.
     pub fn call(&self, session: Session, call: &Call<'_>, deadline: impl Into<Deadline>) -> Result<Op, SubmitError> {
         let at = deadline.into().left().map_or(Instant::FAR, |left| self.node.now() + left);
         self.call_by(session, call, at)
@@ -299,7 +299,11 @@ impl Rpc {
                         return Ok(op);
                     }
                     CannotSend::NoCredit => SubmitError::Busy,
-                    CannotSend::NotServed(_) => SubmitError::Unsupported,
+                    // As where the peer's list of protocols has not come yet, and the call waits for it.
+                    CannotSend::NotServed(status) => {
+                        self.node.complete(op.id(), Err(OpError::Status(status as u16)))?;
+                        return Ok(op);
+                    }
                     CannotSend::Ended => self.node.session_error(session),
                 }
             }

@@ -14,13 +14,14 @@ use crate::c::{put, take, text};
 use crate::open::on;
 use crate::target::on_path;
 use crate::walk::Walked;
+use crate::working_directory::resolve;
 
 /// The attributes of an open file, and its map.
 fn of_descriptor<T>(number: c_int, give: impl FnOnce(usize, &Attributes) -> Result<T, Errno>) -> Answer<T> {
     on(number, |open| {
         let live = open.live()?;
         let found = live.client().attributes(live.caller(), live.node, live.handle_if_any())?;
-        give(open.described.map, &found)
+        give(open.map()?, &found)
     })
 }
 
@@ -31,7 +32,7 @@ fn is_empty(path: *const c_char, flags: c_int) -> bool {
 fn stat_at(directory: c_int, path: *const c_char, into: *mut libc::stat, flags: c_int) -> Answer<c_int> {
     let give = |map, found: &Attributes| put(into, attributes::stat(map, found)).map(|()| 0);
     if is_empty(path, flags) {
-        return of_descriptor(directory, give);
+        return of_descriptor(resolve(directory), give);
     }
     on_path(directory, path, |target| match target.walked(flags & AT_SYMLINK_NOFOLLOW == 0)? {
         Walked::Inside(place) => give(target.map, &place.there()?.attributes),
@@ -80,7 +81,7 @@ interpose! {
     fn statx(directory: c_int, path: *const c_char, flags: c_int, mask: c_uint, into: *mut libc::statx) -> c_int {
         let give = |map, found: &Attributes| put(into, attributes::statx(map, found)).map(|()| 0);
         if is_empty(path, flags) {
-            return of_descriptor(directory, give);
+            return of_descriptor(resolve(directory), give);
         }
         on_path(directory, path, |target| match target.walked(flags & AT_SYMLINK_NOFOLLOW == 0)? {
             Walked::Inside(place) => give(target.map, &place.there()?.attributes),
@@ -141,7 +142,7 @@ fn set_at(
     new: impl FnOnce() -> Result<NewAttributes, Errno>,
 ) -> Answer<c_int> {
     if is_empty(path, flags) {
-        return set(directory, new);
+        return set(resolve(directory), new);
     }
     on_path(directory, path, |target| {
         let (found, names) = (target.there(flags & AT_SYMLINK_NOFOLLOW == 0)?, &target.names);
@@ -258,6 +259,6 @@ fn sizes_at(path: *const c_char, give: impl FnOnce(usize, &FileSystem) -> Result
 fn sizes_of(number: c_int, give: impl FnOnce(usize, &FileSystem) -> Result<(), Errno>) -> Answer<c_int> {
     on(number, |open| {
         let live = open.live()?;
-        sizes(live.client(), (live.caller(), live.node), |sizes| give(open.described.map, sizes))
+        sizes(live.client(), (live.caller(), live.node), |sizes| give(open.map()?, sizes))
     })
 }

@@ -15,13 +15,16 @@ use crate::c::{put, take};
 use crate::inside::{inside, is_inside};
 use crate::locks::{self, Family};
 use crate::open::{self, Open, on};
-use crate::{data, process, report};
+use crate::{data, process, report, working_directory};
 
 /// Commands of `fcntl` that the C library's header has and `libc` lacks.
 const F_DUPFD_QUERY: c_int = 1027;
 
 interpose! {
     fn close(number: c_int) -> c_int {
+        if working_directory::is_number(number) {
+            return Some(Err(Errno::BADF));
+        }
         on(number, |open| open::close(number, open).map(|()| 0))
     }
 
@@ -179,11 +182,12 @@ fn bytes(number: c_int, open: &Open, lock: &libc::flock) -> Result<(u64, u64), E
 fn replace(from: c_int, to: c_int, by_kernel: impl FnOnce() -> i64) -> Answer<c_int> {
     let process = process::this()?;
     let (source, replaced) = (open::taken(from), open::taken(to));
-    if source.is_none() && replaced.is_none() && !descriptor_floor::is_raised(to) {
+    let is_of_library = descriptor_floor::is_raised(to) || working_directory::is_number(to);
+    if source.is_none() && replaced.is_none() && !is_of_library {
         return None;
     }
     Some(inside(|| {
-        if descriptor_floor::is_raised(to) {
+        if is_of_library {
             // Else the library's bytes would go to the program's file.
             report::refused("dup2 (to a descriptor of byway)");
             return Err(Errno::BUSY);
@@ -233,17 +237,20 @@ fn close_all(first: c_uint, last: c_uint, flags: c_int) -> Result<c_int, Errno> 
     let is_close = flags & libc::CLOSE_RANGE_CLOEXEC as c_int == 0;
     if is_close && !process.is_guest() {
         let numbers = first.min(process::NUMBERS as u32)..=last.min(process::NUMBERS as u32 - 1);
-        for number in numbers.filter_map(|number| c_int::try_from(number).ok()) {
+        let numbers = numbers.filter_map(|number| c_int::try_from(number).ok());
+        for number in numbers.filter(|number| !working_directory::is_number(*number)) {
             // The kernel closes the number below.
             let _ = on(number, |open| {
+                locks::closed(open);
                 open.remove(process);
                 Ok(())
             });
         }
     }
     let mut start = first;
-    let kept =
-        descriptor_floor::raised().map(|number| number as c_uint).filter(|number| (first..=last).contains(number));
+    let mut kept: Vec<c_int> = descriptor_floor::raised().chain(working_directory::number()).collect();
+    kept.sort_unstable();
+    let kept = kept.into_iter().map(|number| number as c_uint).filter(|number| (first..=last).contains(number));
     let ends = kept.map(|number| (number.checked_sub(1), number + 1)).chain([(Some(last), last)]);
     for (end, next) in ends {
         if let Some(end) = end.filter(|end| *end >= start) {

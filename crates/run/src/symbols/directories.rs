@@ -8,6 +8,7 @@ use libc::{DIR, O_CLOEXEC, O_DIRECTORY, O_RDONLY, dirent, dirent64};
 use rustix::fs::{SeekFrom, seek, tell};
 use rustix::io::Errno;
 
+use super::interpose::Answer;
 use super::{descriptors, opening};
 use crate::c::{output, put};
 use crate::inside::inside;
@@ -93,21 +94,26 @@ fn fill(entry: &mut dirent64, listed: &Listed) -> Result<(), Errno> {
     Ok(())
 }
 
+/// Opens a directory to list it.
+pub(super) fn open_listing(directory: c_int, path: *const c_char) -> Answer<*mut DIR> {
+    if !is_ours(directory, path) {
+        return None;
+    }
+    let number = match opening::open_at(directory, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)? {
+        Ok(number) => number,
+        Err(error) => return Some(Err(error)),
+    };
+    if open::is_ours(number) {
+        return Some(inside(|| Ok(open_on(number))));
+    }
+    // A symbolic link led out of the share.
+    // SAFETY: the number was just opened.
+    Some(Ok(unsafe { libc::fdopendir(number) }))
+}
+
 interpose! {
     fn opendir(path: *const c_char) -> *mut DIR {
-        if !is_ours(libc::AT_FDCWD, path) {
-            return None;
-        }
-        let number = match opening::open_at(libc::AT_FDCWD, path, O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0)? {
-            Ok(number) => number,
-            Err(error) => return Some(Err(error)),
-        };
-        if open::is_ours(number) {
-            return Some(inside(|| Ok(open_on(number))));
-        }
-        // A symbolic link led out of the share.
-        // SAFETY: the number was just opened.
-        Some(Ok(unsafe { libc::fdopendir(number) }))
+        open_listing(libc::AT_FDCWD, path)
     }
 
     fn fdopendir(number: c_int) -> *mut DIR {

@@ -1,7 +1,6 @@
 //! Calls on a share that this library does not have: they fail with a name that says so, and are counted for the report.
 //!
-//! A working directory in a share would be lost in a program that is started without this library, and its relative paths would then
-//! mean other files. A program is mapped by the kernel, which does not know the share.
+//! A program is mapped by the kernel, which does not know the share.
 
 use std::ffi::{c_char, c_int, c_void};
 
@@ -29,14 +28,6 @@ fn refused<T>(name: &str, error: Errno) -> Result<T, Errno> {
 }
 
 interpose! {
-    fn chdir(at: *const c_char) -> c_int {
-        path("chdir", at, Errno::OPNOTSUPP)
-    }
-
-    fn fchdir(number: c_int) -> c_int {
-        descriptor("fchdir", number, Errno::OPNOTSUPP)
-    }
-
     fn chroot(at: *const c_char) -> c_int {
         path("chroot", at, Errno::OPNOTSUPP)
     }
@@ -107,9 +98,5 @@ interpose! {
 
     fn ftw | ftw64(at: *const c_char, each: *mut c_void, depth: c_int) -> c_int {
         path("ftw", at, Errno::NOSYS)
-    }
-
-    fn scandir | scandir64(at: *const c_char, list: *mut c_void, wanted: *mut c_void, order: *mut c_void) -> c_int {
-        path("scandir", at, Errno::NOSYS)
     }
 }

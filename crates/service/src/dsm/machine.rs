@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::fetches::Fetches;
 use super::locks::Locks;
-use super::meetings::{Barriers, Segments};
+use super::meetings::{Barriers, PlacedSegment, Segments};
 use super::outgoing::{Handled, Outbox, Outgoing, Own};
 use super::release::Release;
 use super::sequential::Sequential;
@@ -106,6 +106,26 @@ impl Machine {
     /// What was counted.
     pub fn counters(&self) -> Counters {
         self.out.counters
+    }
+
+    /// The pages whose home this rank is, in their order. While no rank's program uses its memory, each page that was ever touched has one home.
+    pub fn homes(&self) -> Vec<Page> {
+        let mut homes = match &self.pages {
+            Pages::Sequential(pages) => pages.homes(),
+            Pages::Release(pages) => pages.homes(),
+        };
+        homes.sort_unstable();
+        homes
+    }
+
+    /// At rank 0: all segments, in the order of their places.
+    pub fn segments(&self) -> Vec<PlacedSegment> {
+        self.segments.placed()
+    }
+
+    /// At rank 0, before any rank asks: gives segments the places that they had in an earlier job with an area of as many pages.
+    pub fn place_segments(&mut self, segments: Vec<PlacedSegment>) {
+        self.segments.place(segments);
     }
 
     /// The program's load (`Read`) or store (`Write`) has faulted.
@@ -413,6 +433,7 @@ impl Machine {
         let mut outbox = Outbox::new();
         match message {
             Message::Hello { .. } => return Err("it said hello twice"),
+            Message::Batch => return Err("it sent a batch in a batch"),
             Message::Ask { .. }
             | Message::Own { .. }
             | Message::Forward { .. }

@@ -73,6 +73,17 @@ impl Barriers {
     }
 }
 
+/// A segment's name and its place in the area.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedSegment {
+    /// 1 to [`DSM_NAME_BYTES_MAX`] bytes.
+    pub name: Vec<u8>,
+    /// Where it begins.
+    pub first: Page,
+    /// How long it is.
+    pub pages: u64,
+}
+
 /// Between segments, so that an access beyond one is no access to the next.
 const GUARD_PAGES: u64 = 1;
 
@@ -136,6 +147,23 @@ impl Segments {
         Ok(())
     }
 
+    /// All segments, by their places.
+    pub(super) fn placed(&self) -> Vec<PlacedSegment> {
+        let all = self.placed.iter();
+        let mut all: Vec<_> =
+            all.map(|(name, &(first, pages))| PlacedSegment { name: name.clone(), first, pages }).collect();
+        all.sort_unstable_by_key(|segment| segment.first);
+        all
+    }
+
+    /// Gives segments the places that they had in an earlier job.
+    pub(super) fn place(&mut self, segments: Vec<PlacedSegment>) {
+        for PlacedSegment { name, first, pages } in segments {
+            self.used = self.used.max(u64::from(first) + pages + GUARD_PAGES).min(self.pages);
+            self.placed.insert(name, (first, pages));
+        }
+    }
+
     /// Rank 0 has answered: the first thread that waits for the segment is done.
     pub(super) fn answered(&mut self, name: &[u8], answer: (u8, Page, u64)) -> Result<Option<Action>, &'static str> {
         let place = self.waiting.iter().position(|(waits, _)| waits == name);
@@ -163,5 +191,21 @@ mod tests {
             assert_eq!(barriers.wait(barrier, 7), Ok(0), "barrier {barrier}");
         }
         assert_eq!(barriers.wait(DSM_CALLS_MAX as u32, 7), Err(Misuse::TooMany));
+    }
+
+    #[test]
+    fn segments_of_an_earlier_job_keep_their_places_and_new_ones_lie_behind_them() {
+        let (mut before, mut after) = (Segments::new(100), Segments::new(100));
+        let mut outbox = Outbox::new();
+        for (name, pages) in [("b", 7), ("a", 3)] {
+            before.asked(1, name.as_bytes(), pages, &mut outbox).unwrap();
+        }
+        after.place(before.placed());
+        for (name, pages, first) in [("c", 1, 12), ("a", 3, 8), ("b", 7, 0)] {
+            outbox.clear();
+            after.asked(2, name.as_bytes(), pages, &mut outbox).unwrap();
+            let placed = Message::Mapped { status: OK, first, pages };
+            assert_eq!(outbox, [(2, placed, name.as_bytes().to_vec())]);
+        }
     }
 }

@@ -13,6 +13,7 @@
 //! order. Messages of one rank to another arrive in the order in which they were sent. Failures are fail-stop: a rank that has gone
 //! ends the job, by name.
 
+mod batches;
 mod difference;
 mod fetches;
 mod home;
@@ -26,8 +27,10 @@ mod sequential;
 mod watch;
 pub mod wire;
 
+pub use self::batches::{Batches, Sendable, messages};
 pub use self::difference::Twins;
 pub use self::machine::{Counters, Machine};
+pub use self::meetings::PlacedSegment;
 pub use self::pinned::PinnedPages;
 pub use self::watch::{Due, Watch};
 use self::wire::Message;

@@ -106,6 +106,11 @@ impl Release {
         }
     }
 
+    /// The pages whose home this rank is.
+    pub(super) fn homes(&self) -> Vec<Page> {
+        self.homes.keys().copied().collect()
+    }
+
     /// What the program may do with a page.
     pub(super) fn mode(&self, page: Page) -> Mode {
         self.copies.get(&page).map_or(Mode::None, |copy| copy.mode)

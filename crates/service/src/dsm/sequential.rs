@@ -49,6 +49,11 @@ impl Sequential {
         out.send(to, Message::Ask { page, mode, requester: out.rank }, Vec::new());
     }
 
+    /// The pages whose home this rank is.
+    pub(super) fn homes(&self) -> Vec<Page> {
+        self.homes.keys().copied().collect()
+    }
+
     /// What the program may do with a page.
     pub(super) fn mode(&self, page: Page) -> Mode {
         self.held.get(&page).map_or(Mode::None, |held| held.mode)

@@ -1,4 +1,4 @@
-//! The messages of shared memory, protocol "dsm", version 3: 32 bytes each, as the header of a node's message. docs/wire.md has the map.
+//! The messages of shared memory, protocol "dsm", version 4: 32 bytes each, as the header of a node's message. docs/wire.md has the map.
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -8,7 +8,7 @@ use crate::coherence::Mode;
 use crate::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 
 /// The version of the protocol; a rank of another one is refused when it joins.
-pub const VERSION: u16 = 3;
+pub const VERSION: u16 = 4;
 
 /// Bytes of a message without its payload.
 pub const MESSAGE_BYTES: usize = size_of::<Header>();
@@ -29,7 +29,7 @@ pub struct Header {
     protocol: U16,
     /// Zero.
     reserved: U16,
-    /// A page, a lock or a barrier.
+    /// A page, a lock or a barrier; of `Hello` a checksum of the program.
     id: U32,
     /// Zero.
     reserved_id: U32,
@@ -58,6 +58,8 @@ pub enum Message {
         consistency: Consistency,
         /// The pages of the sender's area.
         pages: u64,
+        /// A checksum of the sender's program, in a job over several hosts; else 0.
+        program: u32,
     },
     /// To the page's home, or to its registrar, which passes it on.
     Ask {
@@ -214,6 +216,8 @@ pub enum Message {
     },
     /// With write notices as the payload: before the lock or barrier that follows, the receiver has to know of them.
     Notices,
+    /// Several messages of the sender, as the payload: see [`Batches`](super::Batches).
+    Batch,
 }
 
 impl Message {
@@ -223,7 +227,8 @@ impl Message {
         let of_page =
             |kind, page, version| Header { id: U32::new(page), version: U64::new(version), ..Header::new(kind) };
         let header = match self {
-            Self::Hello { protocol, rank, ranks, job, consistency, pages } => Header {
+            Self::Hello { protocol, rank, ranks, job, consistency, pages, program } => Header {
+                id: U32::new(program),
                 protocol: U16::new(protocol),
                 mode: if consistency == Consistency::Release { 2 } else { 1 },
                 rank,
@@ -264,6 +269,7 @@ impl Message {
             Self::Difference { page, version } => of_page(23, page, version),
             Self::Differed { page, mode, version } => Header { mode: to_number(mode), ..of_page(24, page, version) },
             Self::Notices => Header::new(25),
+            Self::Batch => Header::new(26),
         };
         zerocopy::transmute!(header)
     }
@@ -289,6 +295,7 @@ impl Message {
                     job: version,
                     consistency,
                     pages,
+                    program: id,
                 }
             }
             2 => Self::Ask { page: page()?, mode: mode?, requester: known()? },
@@ -315,6 +322,7 @@ impl Message {
             23 => Self::Difference { page: page()?, version },
             24 => Self::Differed { page: page()?, mode: mode?, version },
             25 => Self::Notices,
+            26 => Self::Batch,
             _ => return None,
         })
     }
@@ -390,6 +398,7 @@ mod tests {
                 job: version,
                 consistency: Consistency::Sequential,
                 pages: 5,
+                program: 6,
             },
             Message::Ask { page, mode: Mode::Read, requester: 5 },
             Message::Own { page },
@@ -415,6 +424,7 @@ mod tests {
             Message::Difference { page, version },
             Message::Differed { page, mode, version },
             Message::Notices,
+            Message::Batch,
         ]
     }
 
@@ -430,9 +440,10 @@ mod tests {
     #[test]
     fn the_bytes_are_those_of_the_map() {
         let (job, consistency) = (0x0807_0605_0403_0201, Consistency::Release);
-        let hello = Message::Hello { protocol: 3, rank: 3, ranks: 4, job, consistency, pages: 0x0a09 };
+        let hello = Message::Hello { protocol: 4, rank: 3, ranks: 4, job, consistency, pages: 0x0a09, program: 0x0c0b };
         let mut golden = [0; 32];
-        golden[..6].copy_from_slice(&[1, 2, 3, 4, 3, 0]);
+        golden[..6].copy_from_slice(&[1, 2, 3, 4, 4, 0]);
+        golden[8..10].copy_from_slice(&[11, 12]);
         golden[16..26].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
         assert_eq!(hello.to_bytes(), golden);
         let forward = Message::Forward { page: 0x03_0201, mode: Mode::Write, requester: 5, version: 9 };
@@ -456,7 +467,7 @@ mod tests {
     #[test]
     fn what_no_message_has_is_refused() {
         let ask = Message::Ask { page: 1, mode: Mode::Read, requester: 1 }.to_bytes();
-        for (place, value) in [(0, 0), (0, 26), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
+        for (place, value) in [(0, 0), (0, 27), (1, 0), (1, 3), (2, DSM_RANKS_MAX as u8), (11, 1)] {
             let mut bytes = ask;
             bytes[place] = value;
             assert_eq!(Message::from_bytes(&bytes), None, "byte {place} is {value}");

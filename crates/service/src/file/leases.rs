@@ -41,7 +41,8 @@ impl LastHeard {
         self.0.fetch_update(Ordering::AcqRel, Ordering::Acquire, newer).is_ok()
     }
 
-    fn at(&self) -> Instant {
+    /// When the last message came.
+    pub fn at(&self) -> Instant {
         Instant::from_nanos(self.0.load(Ordering::Acquire) & !ENDED)
     }
 

@@ -293,6 +293,15 @@ impl<W> Locks<W> {
         self.granted(file, granted)
     }
 
+    /// Whether a session holds a lock.
+    pub fn holds(&self, session: u64) -> bool {
+        let holds = |file: &FileId| {
+            let held = self.files.get(file).map(|file| file.whole.iter().chain(&file.ranges));
+            held.into_iter().flatten().any(|lock| lock.holder.session == session)
+        };
+        self.sessions.get(&session).is_some_and(|counts| counts.by_file.keys().any(holds))
+    }
+
     /// Ends a wait; gives its ticket.
     pub fn cancel(&mut self, file: FileId, family: Family, wanted: &Lock) -> Option<W> {
         let entry = self.files.get_mut(&file)?;

@@ -11,6 +11,7 @@ pub mod locks;
 pub mod server;
 pub mod share;
 mod state;
+pub mod user_map;
 pub mod wire;
 
 pub use self::share::{NOBODY, Share, ShareError, ShareSpec, Users, Writers};

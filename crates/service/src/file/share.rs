@@ -1,5 +1,7 @@
 //! A share: a directory, the clients that may use it, and the rights of its clients there.
 
+use std::fs::File;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -12,6 +14,7 @@ use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
 use super::locks::Locks;
 use super::server::Ticket;
 use super::state;
+use super::user_map::{UserMap, UserMapError};
 use crate::block::spec::VolumeName;
 
 /// Whose rights the clients of a share have.
@@ -28,6 +31,8 @@ pub enum Users {
     Trust,
     /// As `Trust`, and root of a client is root here.
     TrustRoot,
+    /// Those of the user that a file names for the user that each call names ([`UserMap`]).
+    Map(PathBuf),
 }
 
 /// The user and group without rights of their own, by the number that Linux has for them.
@@ -87,6 +92,14 @@ pub enum ShareError {
     /// Another user's rights need root.
     #[error("users={0} needs a server that runs as root: leave it out, or start the node as root and without --user")]
     NotRoot(String),
+    /// The map of users cannot be used.
+    #[error("users=map: {}: {source}", path.display())]
+    Map {
+        /// Its file.
+        path: PathBuf,
+        /// Why not.
+        source: UserMapError,
+    },
     /// The number that stands for none in the kernel's calls.
     #[error("users=squash: {} is not a user or group; name another number", u32::MAX)]
     NoUser,
@@ -102,6 +115,8 @@ pub(super) enum Acting {
         /// Root may be one.
         root: bool,
     },
+    /// The one that the map has for that of the call.
+    Mapped(UserMap),
 }
 
 impl Acting {
@@ -109,6 +124,7 @@ impl Acting {
     pub(super) fn user(&self, caller: impl FnOnce() -> User) -> Option<User> {
         let root = match self {
             Self::As(user) => return Some(user.clone()),
+            Self::Mapped(map) => return Some(map.user(caller().uid)),
             Self::Caller { root } => *root,
         };
         let squashed = |number| if root { number } else { no_root(number) };
@@ -127,6 +143,9 @@ fn is_one(user: &User) -> bool {
     user.uid != u32::MAX && user.gid != u32::MAX && !user.groups.contains(&u32::MAX)
 }
 
+/// File systems of this machine's own disks and memory: ext2 to ext4, XFS, btrfs, F2FS, tmpfs (`linux/magic.h`).
+const LOCAL: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1994];
+
 /// A share that is served.
 #[derive(Debug)]
 pub struct Share {
@@ -134,6 +153,7 @@ pub struct Share {
     root: OwnedFd,
     acting: Acting,
     can_list: bool,
+    is_local: bool,
     list: state::List,
     /// It was said that a removed file could not be kept.
     told_unkept: AtomicBool,
@@ -141,11 +161,19 @@ pub struct Share {
 }
 
 impl Share {
-    /// Opens the directory.
+    /// Opens the directory, and reads the map of users if there is one.
     ///
     /// # Errors
     /// See [`ShareError`].
     pub fn open(spec: ShareSpec) -> Result<Self, ShareError> {
+        Self::open_by(spec, &|path| File::open(path))
+    }
+
+    /// The same, where `read` opens the map.
+    ///
+    /// # Errors
+    /// See [`ShareError`].
+    pub fn open_by(spec: ShareSpec, read: &dyn Fn(&Path) -> io::Result<File>) -> Result<Self, ShareError> {
         let path = &spec.directory;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let open = |source: rustix::io::Errno| ShareError::Open { path: path.clone(), source: source.into() };
@@ -154,6 +182,11 @@ impl Share {
         let acting = match &spec.users {
             Users::Trust if uid != 0 => return Err(ShareError::NotRoot("trust".to_owned())),
             Users::TrustRoot if uid != 0 => return Err(ShareError::NotRoot("trust-root".to_owned())),
+            Users::Map(_) if uid != 0 => return Err(ShareError::NotRoot("map".to_owned())),
+            Users::Map(path) => {
+                let map = read(path).map_err(UserMapError::from).and_then(UserMap::read);
+                Acting::Mapped(map.map_err(|source| ShareError::Map { path: path.clone(), source })?)
+            }
             Users::Trust => Acting::Caller { root: false },
             Users::TrustRoot => Acting::Caller { root: true },
             Users::Squash(user) if !is_one(user) => return Err(ShareError::NoUser),
@@ -173,8 +206,23 @@ impl Share {
         };
         is_reachable(path, &root)?;
         let can_list = state::can_list(root.as_fd());
+        let is_local = rustix::fs::fstatfs(&root).is_ok_and(|sizes| LOCAL.contains(&(sizes.f_type as u64)));
         let list = state::List::default();
-        Ok(Self { root, acting, can_list, list, told_unkept: AtomicBool::new(false), locks: Mutex::default(), spec })
+        Ok(Self {
+            root,
+            acting,
+            can_list,
+            is_local,
+            list,
+            told_unkept: AtomicBool::new(false),
+            locks: Mutex::default(),
+            spec,
+        })
+    }
+
+    /// Whether another share has the same configuration and the same map of users.
+    pub fn is_configured_as(&self, other: &Self) -> bool {
+        self.spec == other.spec && self.acting == other.acting
     }
 
     /// As it was configured.
@@ -207,6 +255,11 @@ impl Share {
     /// for the whole grace time.
     pub fn can_list(&self) -> bool {
         self.can_list
+    }
+
+    /// Whether the file system below answers from memory what it has there, without asking another machine or a process.
+    pub(super) fn is_local(&self) -> bool {
+        self.is_local
     }
 
     /// What this process knows of the list on disk.

@@ -193,11 +193,16 @@ pub const FLAG_RECLAIM: u32 = 128;
 pub const FLAG_ALL: u32 = 256;
 /// `ReclaimComplete`: removed files that were not asked for may be the client's too: the server has refused to list them.
 pub const FLAG_UNCLAIMED: u32 = 512;
+/// `Attach`: while the client holds locks, it calls every few seconds; its locks are not kept when it is silent for
+/// [`FILE_LEASE_TIME`](crate::limits::FILE_LEASE_TIME).
+pub const FLAG_RENEWS_LOCKS: u32 = 1024;
 
 /// [`AttachResult`], [`ShareEntry`]: changes are refused.
 pub const SHARE_READ_ONLY: u32 = 1;
 /// [`AttachResult`]: rights are those of the users that calls name, and their groups count.
 pub const SHARE_TRUSTS: u32 = 2;
+/// [`AttachResult`]: sessions that call `Recalls` get leases.
+pub const SHARE_LEASES: u32 = 4;
 
 /// Names a client of a server process in all its sessions: random, and known to the two alone. Payload of `Attach`, behind the share's name.
 pub type ClientName = [u8; 16];
@@ -567,7 +572,14 @@ pub struct Listed<'a> {
     pub name: &'a [u8],
 }
 
-/// Takes the answer to `ReadDirectory` apart. What is malformed is a `None`, and the last.
+impl Listed<'_> {
+    /// Whether the name is a single one. A client would follow another one to another directory of its own machine.
+    pub fn has_single_name(&self) -> bool {
+        !self.name.is_empty() && !self.name.iter().any(|byte| [0, b'/'].contains(byte))
+    }
+}
+
+/// Takes the answer to `ReadDirectory` or `KeptFiles` apart. What is malformed is a `None`, and the last.
 pub fn read_directory(payload: &[u8]) -> impl Iterator<Item = Option<Listed<'_>>> {
     let mut rest = Some(payload);
     std::iter::from_fn(move || {

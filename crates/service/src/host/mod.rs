@@ -26,7 +26,7 @@ pub use self::peers::{PeerFeedback, keep_busiest};
 pub use self::sessions::{Session, Sessions};
 pub use self::waiting::{Feeds, Line, Tried, feed};
 
-/// What a service has to work with while it handles something.
+/// The parts of a loop that a service uses while it handles an event.
 pub struct At<'a> {
     /// The loop's sessions, as the fabric knows them: windows, puts and gets.
     pub fabric: &'a mut Fabric,
@@ -37,10 +37,10 @@ pub struct At<'a> {
 }
 
 impl At<'_> {
-    /// Gets a piece of a window of a session's client: [`Service::got`] tells when it is here. `tag`, of 56 bits, comes back with it.
+    /// Begins to get bytes of a client's window into a frame. [`Service::got`] reports the end, with `tag` (56 bits).
     ///
     /// # Errors
-    /// There is no room for it now.
+    /// The frame, if all of the loop's windows are open; try again when one has closed.
     pub fn get(&mut self, session: SessionId, from: Remote, into: Frame, protocol: u8, tag: u64) -> Result<(), Frame> {
         get(self.fabric, self.reactor, session, from, into, protocol, tag)
     }
@@ -68,7 +68,7 @@ pub trait Service {
     /// A call has come. It is answered once, by [`Sessions::answer`] or [`Sessions::reply`], now or later.
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>);
 
-    /// What [`At::get`] has asked for is here, or will not come.
+    /// A get of [`At::get`] has ended, well or not.
     fn got(&mut self, at: &mut At<'_>, session: SessionId, get: EndedGet) {
         let _ = (at, session, get);
     }
@@ -78,22 +78,27 @@ pub trait Service {
         let _ = (at, session);
     }
 
-    /// A session has ended, or was dismissed: what of it waits is not to be begun. What is under way ends by itself.
+    /// A session has ended, or was dismissed: do not begin its waiting requests. Requests in progress end by themselves.
     fn peer_gone(&mut self, at: &mut At<'_>, session: SessionId) {
         let _ = (at, session);
     }
 
-    /// Nothing of an ended session is on its way any more: slabs that are open to its client are to be closed and dropped.
+    /// No transfer of an ended session is in progress any more: close and drop the slabs that are open to its client.
     fn peer_drained(&mut self, at: &mut At<'_>, session: SessionId) {
         let _ = (at, session);
     }
 
-    /// Once a turn: begins what waited for frames.
+    /// Once a turn: begins requests that waited for frames.
     fn turn(&mut self, at: &mut At<'_>) {
         let _ = at;
     }
 
-    /// Whether something of the service waits that could be begun now.
+    /// Whether transfers of the service wait for their turn.
+    fn has_waiting(&self) -> bool {
+        false
+    }
+
+    /// Whether frames have come back since waiting requests were last tried.
     fn can_go_on(&self, reactor: &Reactor) -> bool {
         let _ = reactor;
         false
@@ -103,12 +108,12 @@ pub trait Service {
 /// The services of a loop.
 pub type Services<'a, 'b> = &'a mut [&'b mut dyn Service];
 
-/// See the module.
+/// The sessions of one loop's clients, and the fabric that carries them. See the [module](self).
 pub struct Host {
     fabric: Fabric,
     sessions: Sessions,
     /// Frames came back in the last flush.
-    has_let_go: bool,
+    frames_returned: bool,
 }
 
 /// The sessions and the services that serve them, as the fabric's handler.
@@ -118,12 +123,12 @@ struct Hosting<'a, 'b, 'c> {
 }
 
 impl Host {
-    /// The host of a loop of `registry`'s process, whose services speak these protocols.
+    /// The host of one loop of the process that has `registry`; its services speak the protocols of `spoken`.
     pub fn new(reactor: &Reactor, registry: Arc<Registry>, options: Options, spoken: Vec<Spoken>) -> Self {
         let mut fabric = Fabric::new(options);
         fabric.serve(reactor, registry);
         let sessions = Sessions::new(&mut fabric, spoken);
-        Self { fabric, sessions, has_let_go: false }
+        Self { fabric, sessions, frames_returned: false }
     }
 
     /// Listens at `address`.
@@ -147,22 +152,22 @@ impl Host {
         self.fabric.accept_from(reactor, listener);
     }
 
-    /// What connections that are accepted from now on must or may do about TLS.
+    /// Sets whether connections that are accepted from now on may or must use TLS.
     pub fn set_tls(&mut self, tls: ServerTls) {
         self.fabric.set_tls_server(tls);
     }
 
-    /// Clients of addresses that `admits` says no to are turned away.
+    /// Closes connections from addresses for which `admits` returns false.
     pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
         self.fabric.admit(admits);
     }
 
-    /// What a service has to work with.
+    /// The parts of the loop that services use.
     pub fn at<'a>(&'a mut self, reactor: &'a mut Reactor) -> At<'a> {
         At { fabric: &mut self.fabric, reactor, sessions: &mut self.sessions }
     }
 
-    /// Ends the sessions of clients whose certificate is on a revocation list by now; gives how many.
+    /// Ends the sessions of clients whose certificate has been revoked since; returns how many.
     pub fn end_revoked(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) -> usize {
         let ended = self.sessions.dismiss_those(&mut self.fabric, reactor, Fabric::is_revoked);
         for &session in &ended {
@@ -185,8 +190,9 @@ impl Host {
         self.fabric.woken(reactor, &mut Hosting { sessions: &mut self.sessions, services });
     }
 
-    /// Has the services begin what waited, and sends what has gathered: once a turn.
+    /// Lets the services begin waiting requests, and sends queued messages. The loop calls it once a turn.
     pub fn flush(&mut self, reactor: &mut Reactor, services: Services<'_, '_>) {
+        self.sessions.begin_turn();
         let hosting = &mut Hosting { sessions: &mut self.sessions, services };
         self.fabric.feed_starved(reactor, hosting);
         for service in &mut *hosting.services {
@@ -196,13 +202,13 @@ impl Host {
         // After the waiting requests had their turns: failed attempts give frames back, too.
         let given_back = reactor.frames().given_back();
         self.fabric.flush(reactor, hosting);
-        self.has_let_go = reactor.frames().given_back() != given_back;
+        self.frames_returned = reactor.frames().given_back() != given_back;
     }
 
-    /// Whether frames came back during the last [`Host::flush`]. Over shared memory no completion tells other waiters for frames of
-    /// this loop.
-    pub fn has_let_go(&self) -> bool {
-        self.has_let_go
+    /// Whether frames came back during the last [`Host::flush`]. Over shared memory no completion reports that to other front ends
+    /// of the loop that wait for frames.
+    pub fn frames_returned(&self) -> bool {
+        self.frames_returned
     }
 
     /// Stops listening, begins no call any more, and says goodbye to each client when its calls have been answered. A call
@@ -228,7 +234,7 @@ impl Host {
         self.fabric.peer(session)
     }
 
-    /// What has come and gone.
+    /// The fabric's counters.
     pub fn counters(&self) -> FabricCounters {
         self.fabric.counters()
     }
@@ -238,12 +244,12 @@ impl Host {
         self.fabric.queued_heap_bytes()
     }
 
-    /// Pieces of clients' memory that are on their way.
+    /// Windows that are open for gets in progress.
     pub fn open_windows(&mut self) -> usize {
         self.fabric.windows().len()
     }
 
-    /// Why the connection or session that ended last ended.
+    /// Why the last connection or session that ended did so.
     pub fn last_closed(&self) -> Option<CloseReason> {
         self.fabric.last_closed()
     }
@@ -251,7 +257,8 @@ impl Host {
 
 impl Handler for Hosting<'_, '_, '_> {
     fn can_go_on(&self, reactor: &Reactor) -> bool {
-        self.services.iter().any(|service| service.can_go_on(reactor))
+        let is_held_back = self.sessions.turn_is_full() && self.services.iter().any(|service| service.has_waiting());
+        is_held_back || self.services.iter().any(|service| service.can_go_on(reactor))
     }
 
     fn up(&mut self, fabric: &mut Fabric, _reactor: &mut Reactor, slot: SessionId) {
@@ -283,14 +290,14 @@ impl Handler for Hosting<'_, '_, '_> {
                     service.may_notify(&mut At { fabric, reactor, sessions: self.sessions }, slot);
                 }
             }
-            // What was cancelled is answered as ever.
+            // A cancelled call is answered all the same.
             None | Some(Event::None | Event::Cancelled(_) | Event::Notified(_)) => {}
             Some(Event::Ended(never, ..)) => match never {},
         }
         self.sessions.send_outbox(fabric);
     }
 
-    /// A client has put bytes into a slab that a service opened to it: no service hears of it.
+    /// A client has put bytes into a slab that a service opened to it. Services are not notified.
     fn placed(
         &mut self,
         fabric: &mut Fabric,

@@ -9,16 +9,16 @@ use byway_reactor::{PathState, Reactor};
 
 use super::Host;
 
-/// All sessions of one machine; those without an address, of this one, are one peer.
+/// The sessions of one machine together. Those without an address, from this machine, count as one peer.
 #[derive(Clone, Debug)]
 pub struct PeerFeedback {
-    /// Where it is.
+    /// The peer's address; `None` for this machine.
     pub address: Option<IpAddr>,
     /// Its sessions.
     pub sessions: u64,
-    /// What was measured of them.
+    /// Their measurements.
     pub feedback: Feedback,
-    /// What the wire says of the path of the busiest of them.
+    /// The network path of the busiest session, as the kernel sees it.
     pub path: Option<PathState>,
     busiest: (f64, SessionId),
 }
@@ -29,7 +29,7 @@ impl PeerFeedback {
         self.feedback.send_rate + self.feedback.receive_rate
     }
 
-    /// Both together, which are of one machine.
+    /// The sum of two measurements of one machine.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
         let busier =
@@ -44,7 +44,7 @@ impl PeerFeedback {
     }
 }
 
-/// Leaves the `count` busiest, the busiest first.
+/// Keeps the `count` busiest peers, in descending order.
 pub fn keep_busiest(peers: &mut Vec<PeerFeedback>, count: usize) {
     let moved = |peer: &PeerFeedback| peer.feedback.sent_bytes + peer.feedback.received_bytes;
     peers.sort_by(|a, b| b.rate().total_cmp(&a.rate()).then_with(|| moved(b).cmp(&moved(a))));
@@ -52,7 +52,7 @@ pub fn keep_busiest(peers: &mut Vec<PeerFeedback>, count: usize) {
 }
 
 impl Host {
-    /// The `count` peers whose sessions move the most now. A walk over all sessions, and a system call for each of those.
+    /// The `count` peers that move the most bytes now. Costs a walk over all sessions, and a system call for each peer returned.
     pub fn busiest_peers(&self, reactor: &Reactor, count: usize) -> Vec<PeerFeedback> {
         let mut peers: HashMap<Option<IpAddr>, PeerFeedback> = HashMap::new();
         for session in self.fabric.client_sessions() {

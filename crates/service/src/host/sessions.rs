@@ -3,8 +3,9 @@
 use std::convert::Infallible;
 
 use byway_fabric::access::Identity;
+use byway_fabric::limits::TURN_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message, RefuseCode};
-use byway_fabric::{CloseReason, Fabric, SessionId};
+use byway_fabric::{CloseReason, Fabric, Remote, SessionId};
 use byway_reactor::Reactor;
 use byway_rpc::message::Inline;
 use byway_rpc::session::{Ask, Breach, CallRef, Calls, CannotSend, Event, Route, Spoken};
@@ -23,13 +24,13 @@ pub struct Session {
     pub private: bool,
     /// Payloads have checksums.
     pub checksum: bool,
-    /// What services do for it and has not ended.
+    /// Requests of services in progress.
     requests: usize,
     /// Frames that its requests hold at the stores, in bytes.
     held_bytes: usize,
     down: bool,
     drained: bool,
-    /// It was told goodbye: none of its calls is begun any more.
+    /// It was told goodbye: its further calls are not begun.
     dismissed: bool,
 }
 
@@ -42,12 +43,31 @@ pub struct Sessions {
     /// No call is begun any more; each session is told goodbye when its calls have been answered.
     draining: bool,
     answered: u64,
+    /// Bytes of the transfers that were begun in this turn, and that this loop copies itself.
+    turn_bytes: usize,
 }
 
 impl Sessions {
     pub(super) fn new(fabric: &mut Fabric, spoken: Vec<Spoken>) -> Self {
         let calls = Calls::new(fabric.random().bytes16(), spoken);
-        Self { calls, table: Vec::new(), draining: false, answered: 0 }
+        Self { calls, table: Vec::new(), draining: false, answered: 0, turn_bytes: 0 }
+    }
+
+    /// A turn of the loop begins.
+    pub(super) fn begin_turn(&mut self) {
+        self.turn_bytes = 0;
+    }
+
+    /// A put into a client's window was begun, or a get from it if `put` is false.
+    pub fn note_transfer(&mut self, fabric: &Fabric, slot: SessionId, window: Remote, len: usize, put: bool) {
+        if fabric.is_copied(slot, window, len, put) {
+            self.turn_bytes += len;
+        }
+    }
+
+    /// Whether the transfers of this turn have [`TURN_BYTES_MAX`] to copy. Then others wait for the next turn.
+    pub fn turn_is_full(&self) -> bool {
+        self.turn_bytes >= TURN_BYTES_MAX
     }
 
     /// A session, until nothing of it is left.
@@ -84,7 +104,7 @@ impl Sessions {
         self.answered
     }
 
-    /// Something is done for a session: the fabric does not forget it before [`Sessions::end_request`].
+    /// A request of a session begins. The fabric keeps the session until [`Sessions::end_request`].
     pub fn begin_request(&mut self, slot: SessionId) {
         if let Some(session) = self.get_mut(slot) {
             session.requests += 1;
@@ -97,7 +117,7 @@ impl Sessions {
         self.release_if_done(fabric, slot);
     }
 
-    /// A request has ended, and its session has not.
+    /// The same, for a request whose session has not ended.
     pub fn forget_request(&mut self, slot: SessionId) {
         if let Some(session) = self.get_mut(slot) {
             session.requests -= 1;
@@ -111,11 +131,16 @@ impl Sessions {
         }
     }
 
-    /// It does not any more, or an answer does.
-    pub fn note_let_go(&mut self, slot: SessionId, bytes: usize) {
+    /// The request no longer holds them; its answer may.
+    pub fn note_released(&mut self, slot: SessionId, bytes: usize) {
         if let Some(session) = self.get_mut(slot) {
             session.held_bytes -= bytes;
         }
+    }
+
+    /// Whether a transfer of a session has to wait for its turn.
+    pub fn must_wait(&self, fabric: &Fabric, reactor: &Reactor, slot: SessionId) -> bool {
+        self.turn_is_full() || self.holds_too_much(fabric, reactor, slot)
     }
 
     /// Whether a session holds more frames than there are free ones (`waiting.rs`).
@@ -124,8 +149,8 @@ impl Sessions {
         held > 0 && held > reactor.frames().free_bytes()
     }
 
-    /// The header of the answer to a call, which the caller sends with its payload of `total` bytes; and where it goes. `None`: its
-    /// session has ended.
+    /// The header of the answer to a call, and the session that it goes to. The caller sends it with the payload, of `total` bytes.
+    /// `None` if the session has ended.
     pub fn reply(&mut self, call: CallRef, status: u16, total: usize, result: &[u8]) -> Option<Route> {
         let result = Inline::new(result).unwrap_or(Inline::EMPTY);
         let route = self.calls.reply(call, status, total as u32, &result)?;
@@ -140,7 +165,7 @@ impl Sessions {
         send(fabric, route.session, route.header, &[token, payload]);
     }
 
-    /// The header of a part of an answer, for a window of the caller's. `None`: its session has ended.
+    /// The header of a part of an answer, for a window of the caller. `None` if the session has ended.
     pub fn part(&mut self, call: CallRef) -> Option<Header> {
         self.calls.data(call).map(|route| route.header)
     }
@@ -148,7 +173,7 @@ impl Sessions {
     /// Sends a notice.
     ///
     /// # Errors
-    /// Why it cannot be sent. With [`CannotSend::NoCredit`] the service is told when it can.
+    /// Why it cannot be sent. After [`CannotSend::NoCredit`], [`Service::may_notify`](super::Service::may_notify) reports new credit.
     pub fn notify(
         &mut self,
         fabric: &mut Fabric,
@@ -163,7 +188,7 @@ impl Sessions {
         Ok(())
     }
 
-    /// Ends a session: what its client asks for from here on is not begun. True unless it was told so before.
+    /// Ends a session: its client's further calls are not begun. False if it has ended or was dismissed before.
     pub fn dismiss(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId) -> bool {
         let Some(session) = self.get_mut(slot).filter(|session| !session.down && !session.dismissed) else {
             return false;
@@ -173,7 +198,7 @@ impl Sessions {
         true
     }
 
-    /// The sessions that `is` says so of, dismissed.
+    /// Dismisses the sessions for which `is` returns true, and returns them.
     pub(super) fn dismiss_those(
         &mut self,
         fabric: &mut Fabric,
@@ -189,7 +214,7 @@ impl Sessions {
         self.draining = true;
     }
 
-    /// While draining: lets go of sessions whose calls have all been answered.
+    /// While draining: dismisses sessions whose calls have all been answered.
     pub(super) fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
         if !self.draining {
             return;
@@ -233,7 +258,7 @@ impl Sessions {
     ) -> Result<Option<Event<'a, Infallible>>, CloseReason> {
         match kind {
             Message::Call if self.begins_none(slot) => return Ok(None),
-            // A program's node lets its peer send messages of a program's own; a server has none.
+            // Credit is for messages between programs, which a server does not send.
             Message::Credit => return Ok(None),
             Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
             _ => return Err(CloseReason::Unexpected(kind)),
@@ -245,7 +270,7 @@ impl Sessions {
         })?))
     }
 
-    /// Whether calls of a session are not begun: its client sends them again to the next server, or may not send them any more.
+    /// Whether calls of a session are ignored: its client repeats them at the next server, or has lost its rights.
     fn begins_none(&self, slot: SessionId) -> bool {
         self.draining || self.get(slot).is_none_or(|session| session.dismissed)
     }
@@ -262,7 +287,7 @@ impl Sessions {
         true
     }
 
-    /// Nothing of a session is left at the fabric.
+    /// The fabric has no transfer of a session any more.
     pub(super) fn drained(&mut self, fabric: &mut Fabric, slot: SessionId) {
         match self.get_mut(slot) {
             Some(session) => session.drained = true,

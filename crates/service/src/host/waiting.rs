@@ -9,6 +9,9 @@
 //! half of the pool at most, two sessions a third each, and some frames are always free for new sessions. This is the
 //! dynamic threshold of shared-memory switches (Choudhury and Hahne, 1998). A session above it has requests in progress, and
 //! their ends serve the queues again.
+//!
+//! Over shared memory the loop itself copies the bytes of a transfer. It begins transfers of a bounded number of bytes in a turn
+//! ([`Sessions::turn_is_full`]), and continues in the next one; requests of other clients are taken in between.
 
 use byway_fabric::{Deficit, Fabric, SessionId};
 use byway_reactor::seeded::{self, Bug};
@@ -16,41 +19,41 @@ use byway_reactor::{Instant, Reactor};
 
 use super::Sessions;
 
-/// What waits for frames.
+/// A queue of requests that wait for frames.
 #[derive(Debug)]
 pub struct Line<T> {
     ring: Deficit<Waiting<T>>,
 }
 
-/// It, and since when.
+/// A waiting request.
 #[derive(Debug)]
 struct Waiting<T> {
     queued: T,
     since: Instant,
-    /// Some of it was begun.
+    /// A part of it was begun.
     begun: bool,
 }
 
-/// What became of something whose turn it was.
+/// What became of a request whose turn it was.
 #[derive(Debug)]
 pub enum Tried<T> {
-    /// So many bytes of it were begun, and that was all.
+    /// All of it was begun: so many bytes.
     All(u64),
     /// So many bytes of it were begun; there is more.
     Part(u64, T),
     /// There are no frames.
     NoFrames(T),
-    /// It waits for something of its own, and holds up no other session.
+    /// It waits for something else, such as its volume's rate, and does not hold up other sessions.
     Waits(T),
 }
 
-/// The owner of a line, which feeds it.
+/// The owner of a line.
 pub trait Feeds<T> {
     /// The line.
     fn line(&mut self) -> &mut Line<T>;
     /// The sessions.
     fn sessions(&self) -> &Sessions;
-    /// Tries what waited.
+    /// Tries to begin a waiting request.
     fn try_one(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, queued: T) -> Tried<T>;
 }
 
@@ -61,30 +64,30 @@ impl<T> Default for Line<T> {
 }
 
 impl<T> Line<T> {
-    /// Nothing waits.
+    /// Whether no request waits.
     pub fn is_empty(&self) -> bool {
         self.ring.is_empty()
     }
 
-    /// Puts something at the end of its session's queue.
+    /// Appends a request to its session's queue.
     pub fn push(&mut self, reactor: &Reactor, session: SessionId, queued: T) {
         self.ring.push(session.index as usize, Waiting { queued, since: reactor.now(), begun: false });
     }
 
-    /// Gives back what of a session waits, which is not begun any more.
+    /// Removes a session's waiting requests, and returns them.
     pub fn leave(&mut self, session: SessionId) -> impl Iterator<Item = T> + use<T> {
         self.ring.leave(session.index as usize).into_iter().map(|waiting| waiting.queued)
     }
 }
 
-/// Gives those that wait in a line their turns, as long as there are frames. Sessions that must wait for something of their own are
-/// passed over: those that hold too much, and those of which that is said.
+/// Begins the waiting requests of a line in turn, until frames run out or the turn is full. Passes over sessions that hold too many
+/// frames, and those whose request waits for something else.
 pub fn feed<T, F: Feeds<T>>(of: &mut F, fabric: &mut Fabric, reactor: &mut Reactor) {
     let mut passed_over = 0;
-    loop {
+    while !of.sessions().turn_is_full() {
         let Some((flow, _)) = of.line().ring.front() else { return };
         let Some(session) = of.sessions().at(flow) else {
-            debug_assert!(false, "who is gone waits for nothing");
+            debug_assert!(false, "nothing of an ended session waits");
             of.line().ring.leave(flow);
             continue;
         };

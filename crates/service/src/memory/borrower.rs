@@ -153,11 +153,7 @@ impl Borrower {
         let soon = Deadline::after(self.patience);
         let call =
             Call { protocol: PROTOCOL, method: method as u16, arguments: arguments.as_bytes(), ..Call::default() };
-        let refused = |error| match error {
-            SubmitError::Unsupported => BorrowError::Lender(LendError::NotServed),
-            other => BorrowError::Submit(other),
-        };
-        let ended = self.rpc.call(self.session, &call, soon).map_err(refused)?.wait(soon)?;
+        let ended = self.rpc.call(self.session, &call, soon).map_err(BorrowError::Submit)?.wait(soon)?;
         let failed = |error| match error {
             OpError::Status(status) => BorrowError::Lender(LendError::from_status(status)),
             other => BorrowError::Op(other),

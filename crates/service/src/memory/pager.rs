@@ -11,6 +11,8 @@
 //! - A place may be used for another page only when no page of any program refers to it. A forked child refers to its
 //!   parent's.
 //! - A lost page is poisoned, never filled with zeroes.
+//! - A page leaves without a put only if it was write-protected from its fill to its move: the kernel lets no write pass before
+//!   the pager has lifted the protection (`protection.rs`).
 //!
 //! Pages leave in the order in which they came. A page that was moved out stays in its frame until the frame is needed: a
 //! second chance, and a page that takes it stays longer the next time (`arrivals.rs`). Pages that a program will want next are
@@ -22,6 +24,7 @@ mod arrivals;
 mod frames;
 mod mappings;
 mod places;
+mod protection;
 mod puts;
 mod table;
 
@@ -29,7 +32,7 @@ use std::collections::{HashMap, VecDeque};
 
 use byway_reactor::seeded::{self, Bug};
 
-pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, PageId, PutEnd, SpaceId};
+pub use self::action::{Action, Contents, Counters, FillOutcome, Moved, Overdue, PageId, PutEnd, SpaceId};
 use self::arrivals::Arrivals;
 use self::frames::{Frame, Frames};
 use self::places::Places;
@@ -51,12 +54,15 @@ pub struct Pager {
     local: usize,
     budget: usize,
     moving: usize,
+    /// Of these, pages that need a new place.
+    moving_to_new: usize,
+    /// Pages may be write-protected.
+    protects: bool,
     /// Pages are moved out until there is headroom again.
     is_evicting: bool,
     /// No move begins.
     paused: bool,
-    /// Moves or puts take so long that faults do not wait for them.
-    overdue: bool,
+    overdue: Overdue,
     waiting: VecDeque<PageId>,
     /// Pages whose mappings are being changed: the messages about that are read before the next try.
     changing: VecDeque<PageId>,
@@ -75,9 +81,11 @@ impl Pager {
             local: 0,
             budget,
             moving: 0,
+            moving_to_new: 0,
+            protects: true,
             is_evicting: false,
             paused: false,
-            overdue: false,
+            overdue: Overdue::Nothing,
             waiting: VecDeque::new(),
             changing: VecDeque::new(),
             actions: VecDeque::new(),
@@ -100,9 +108,24 @@ impl Pager {
         self.local
     }
 
-    /// Pages that are at a place or in a frame.
+    /// Some pages of a program that are in it: from both ends of its memory, at most so many of each. One may have been dropped since.
+    pub fn some_local_pages(&self, space: SpaceId, max: usize) -> Vec<u64> {
+        self.spaces.get(&space).map(|space| space.some_local(max)).unwrap_or_default()
+    }
+
+    /// Places that pages have: of pages that are there or on their way, and of [protected](Self::protected_pages) pages.
     pub fn far_pages(&self) -> usize {
         self.places.used()
+    }
+
+    /// Pages that are in programs and at their places too: write-protected.
+    pub fn protected_pages(&self) -> usize {
+        self.spaces.values().map(|space| space.protected).sum()
+    }
+
+    /// [`Pager::far_pages`] for each slab.
+    pub fn used_places(&self) -> impl Iterator<Item = u32> {
+        self.places.used_in_slabs()
     }
 
     /// Moves under way: no message about mappings is to be read meanwhile.
@@ -116,9 +139,14 @@ impl Pager {
         self.pump();
     }
 
-    /// Whether moves or puts have not ended for long: then pages come, above the budget, and wait for none of them; and none comes ahead.
-    pub fn note_overdue(&mut self, overdue: bool) {
+    /// What has not ended for long: pages that are wanted do not wait for that, and come above the budget if need be; and none comes ahead.
+    pub fn note_overdue(&mut self, overdue: Overdue) {
         self.overdue = overdue;
+    }
+
+    /// Whether something is to be tried again soon ([`Pager::retry`]).
+    pub fn has_waiting(&self) -> bool {
+        !self.waiting.is_empty() || !self.changing.is_empty()
     }
 
     /// How many pages may be in programs from now on.
@@ -127,9 +155,10 @@ impl Pager {
         self.pump();
     }
 
-    /// A thread waits for a page.
-    pub fn fault(&mut self, at: PageId) {
+    /// A thread waits for a page, to write to it or to read it.
+    pub fn fault(&mut self, at: PageId, writes: bool) {
         self.counters.faults += 1;
+        self.note_access(at, writes);
         // The page that is waited for goes first.
         let was_there = self.waiting.len();
         self.serve(at);
@@ -152,7 +181,10 @@ impl Pager {
             }
             Entry::Lost => self.actions.push_back(Action::Poison(at)),
             // It is there, unless `madvise` has dropped it since: then it is zeroes, and what is there is not touched.
-            Entry::Local => self.actions.push_back(Action::Fill(at, Contents::Zeroes(1))),
+            Entry::Local | Entry::Protected(_) => {
+                self.forget_place(at);
+                self.actions.push_back(Action::Fill(at, Contents::Zeroes(1)));
+            }
             _ if self.is_full() => self.waiting.push_back(at),
             Entry::None => self.fill_new(at),
             Entry::Far(place) => self.fetch(at, place),
@@ -161,8 +193,13 @@ impl Pager {
 
     /// Whether a page may not come now: there are as many as may be, and some are on their way out.
     fn is_full(&self) -> bool {
-        let is_leaving = self.moving > 0 || self.frames.putting() > 0;
-        self.local + self.frames.fetching() >= self.budget && !self.overdue && is_leaving
+        let is_leaving = match self.overdue {
+            Overdue::Nothing => self.moving > 0 || self.frames.putting() > 0,
+            // Pages go on leaving as long as frames last.
+            Overdue::Puts => self.moving > 0,
+            Overdue::Moves => false,
+        };
+        self.local + self.frames.fetching() >= self.budget && is_leaving
     }
 
     fn fetch(&mut self, at: PageId, place: Place) {
@@ -210,18 +247,26 @@ impl Pager {
 
     /// A move has ended.
     pub fn moved(&mut self, frame: u32, outcome: Moved) {
-        let Frame::Moving(at) = self.frames.get(frame) else { return };
+        let Frame::Moving(at, place) = self.frames.get(frame) else { return };
         self.moving -= 1;
+        self.moving_to_new -= usize::from(place.is_none());
         let wanted = self.take_wanted(at);
         // The program has ended meanwhile.
         if self.entry(at) != Some(Entry::Moving(frame)) {
             self.frames.free(frame);
+            if let Some(place) = place {
+                self.places.release(place);
+            }
             return self.pump();
+        }
+        let kept = place.filter(|_| matches!(outcome, Moved::Out | Moved::Stays));
+        if let Some(place) = place.filter(|_| kept.is_none()) {
+            self.places.release(place);
         }
         match outcome {
             Moved::Out => {
                 self.left(at, Entry::Held(frame));
-                self.put(at, frame);
+                self.put_or_keep(at, frame, kept);
             }
             Moved::Zeroes | Moved::Missing => {
                 self.counters.went_zero += u64::from(outcome == Moved::Zeroes);
@@ -235,7 +280,7 @@ impl Pager {
             }
             Moved::Stays => {
                 self.counters.stayed += 1;
-                self.set(at, Entry::Local);
+                self.set(at, kept.map_or(Entry::Local, Entry::Protected));
                 self.set_aside(at);
                 self.frames.free(frame);
             }
@@ -249,7 +294,9 @@ impl Pager {
     /// Fills a page from its frame, which is no other's until that has ended.
     fn fill(&mut self, at: PageId, frame: u32) {
         self.frames.pin(frame);
-        self.actions.push_back(Action::Fill(at, Contents::Frame(frame)));
+        let is_protected = self.is_to_be_protected(at, frame);
+        let contents = if is_protected { Contents::Protected(frame) } else { Contents::Frame(frame) };
+        self.actions.push_back(Action::Fill(at, contents));
     }
 
     /// A get takes long, and another copy of its page can be had: the page is got into another frame if a thread waits for it. The
@@ -297,10 +344,15 @@ impl Pager {
             }
             Some(at) => {
                 self.frames.free(frame);
-                if self.take_wanted(at) {
+                let wanted = self.take_wanted(at);
+                // Another frame has it where a forked child got it while its parent's page left unchanged.
+                if wanted && self.frames.holder(place).is_none() {
                     self.lose(at, place);
                 } else {
                     self.set(at, Entry::Far(place));
+                    if wanted {
+                        self.serve(at);
+                    }
                 }
             }
             None => {
@@ -313,7 +365,7 @@ impl Pager {
 
     /// A fill has ended.
     pub fn filled(&mut self, at: PageId, contents: Contents, outcome: FillOutcome) {
-        if let Contents::Frame(frame) = contents {
+        if let Contents::Frame(frame) | Contents::Protected(frame) = contents {
             self.frames.unpin(frame);
         }
         match (contents, outcome) {
@@ -332,8 +384,9 @@ impl Pager {
                 }
                 self.actions.push_back(Action::Wake(at));
             }
-            (Contents::Frame(frame), FillOutcome::Done(_) | FillOutcome::Exists) => {
+            (Contents::Frame(frame) | Contents::Protected(frame), FillOutcome::Done(_) | FillOutcome::Exists) => {
                 match self.entry(at) {
+                    Some(Entry::Held(held)) if held == frame && self.filled_protected(at, contents, outcome) => {}
                     Some(Entry::Held(held)) if held == frame => {
                         self.release_frame(frame);
                         self.arrived(at);
@@ -341,6 +394,12 @@ impl Pager {
                     // Of a page that a forked child shares, from the frame that is put there.
                     Some(Entry::Far(place)) => {
                         self.places.release(place);
+                        self.arrived(at);
+                    }
+                    // The same, while the page is also got for it into another frame, which nothing waits for any more.
+                    Some(Entry::Fetching(other)) => {
+                        self.take_wanted(at);
+                        self.release_frame(other);
                         self.arrived(at);
                     }
                     _ => {}
@@ -444,25 +503,26 @@ impl Pager {
                 self.is_evicting = false;
                 return;
             }
-            if self.places.free() <= self.moving {
-                if self.places.ask() {
-                    self.actions.push_back(Action::Lease);
-                }
-                return;
+            let has_place = self.places.free() > self.moving_to_new;
+            if !has_place && self.places.ask() {
+                self.actions.push_back(Action::Lease);
             }
-            let Some(at) = self.next_to_go() else { return };
+            let next = if has_place { self.next_to_go() } else { self.next_protected_to_go() };
+            let Some(at) = next else { return };
             let Some(frame) = self.take_frame(PAGER_FRAMES_KEPT) else { return self.put_back(at) };
-            self.frames.set(frame, Frame::Moving(at));
+            let place = if let Some(Entry::Protected(place)) = self.entry(at) { Some(place) } else { None };
+            self.frames.set(frame, Frame::Moving(at, place));
             self.set(at, Entry::Moving(frame));
             self.moving += 1;
-            self.actions.push_back(Action::MoveOut(at, frame));
+            self.moving_to_new += usize::from(place.is_none());
+            self.actions.push_back(Action::MoveOut(at, frame, place.is_some()));
         }
     }
 
     /// The program has dropped a page: what is left of it goes.
     fn forget(&mut self, entry: Entry) {
         match entry {
-            Entry::Far(place) => self.places.release(place),
+            Entry::Far(place) | Entry::Protected(place) => self.places.release(place),
             Entry::Held(frame) | Entry::Fetching(frame) => self.release_frame(frame),
             Entry::None | Entry::Local | Entry::Moving(_) | Entry::Lost => {}
         }
@@ -479,7 +539,7 @@ impl Pager {
             }
             Frame::Waiting(count @ 2..) => self.frames.set(frame, Frame::Waiting(count - 1)),
             Frame::Waiting(_) => self.frames.free(frame),
-            Frame::Free | Frame::Moving(_) | Frame::Abandoned(_) => {}
+            Frame::Free | Frame::Moving(..) | Frame::Abandoned(_) => {}
         }
     }
 

@@ -29,7 +29,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-pub use self::action::{Action, Class, Failure, Lease, Note, OpId, PoolCounters, Told};
+pub use self::action::{Action, Class, Failure, Lease, LenderState, Note, OpId, PoolCounters, Told};
 use self::leasing::{Leasing, Lender};
 use self::repair::Repair;
 use self::slab::{Slab, Source};
@@ -92,6 +92,8 @@ pub struct Pool {
     damaged: BTreeSet<u32>,
     /// Slabs with too few copies.
     short: BTreeSet<u32>,
+    /// Slabs of which no copy is left, with tables that what is under way may need still.
+    lost: Vec<u32>,
     /// Slabs that lenders take back, until when they are used.
     leaving: HashMap<Lease, (u32, Instant)>,
     /// Slabs that are not used any more, and are given back when what is under way there has ended.
@@ -126,6 +128,7 @@ impl Pool {
             repairs: (0..POOL_COPIES_MAX).map(|_| None).collect(),
             damaged: BTreeSet::new(),
             short: BTreeSet::new(),
+            lost: Vec::new(),
             leaving: HashMap::new(),
             returning: BTreeSet::new(),
             slow_at: VecDeque::new(),
@@ -158,6 +161,23 @@ impl Pool {
         self.counters
     }
 
+    /// The lenders, in the order in which [`Pool::new`] got them.
+    pub fn lenders(&self) -> Vec<LenderState> {
+        let state = |lender: &Lender| LenderState { is_up: lender.is_up(), slabs: Vec::new() };
+        let mut all: Vec<LenderState> = self.lenders.iter().map(state).collect();
+        for (number, slab) in (0..).zip(&self.slabs) {
+            for copy in &slab.copies {
+                all[copy.lease.lender].slabs.push(number);
+            }
+        }
+        all
+    }
+
+    /// What each page relies on.
+    pub fn class(&self) -> Class {
+        self.class
+    }
+
     /// Whether every slab is at as many lenders as the class says, with all its pages, and nothing is under way but renewals.
     pub fn is_settled(&self) -> bool {
         let is_quiet = |op: &Op| matches!(op.kind, OpKind::Renew | OpKind::Connect);
@@ -180,8 +200,18 @@ impl Pool {
         }
     }
 
+    /// As [`Pool::put`], of bytes that were put to that place before. Nothing is sent: it tells whether the place still has them, in as
+    /// many copies as the class says. If not, they go elsewhere, as gets from the place may be under way, and its lender may be slow.
+    pub fn keep(&mut self, frame: u32, place: Place) {
+        let is_kept = self.put_end(place) == PutEnd::Kept || seeded::is(Bug::PoolKeepsTooFewCopies);
+        self.told.push_back(Told::Put(frame, if is_kept { PutEnd::Kept } else { PutEnd::Elsewhere }));
+    }
+
     fn begin_put(&mut self, frame: u32, place: Place, sum: u32, now: Instant) {
         let slab = &mut self.slabs[place.slab() as usize];
+        if slab.is_lost {
+            return self.told.push_back(Told::Put(frame, PutEnd::Elsewhere));
+        }
         slab.write(place.index(), sum);
         let mut leases: Vec<Lease> = slab.copies.iter().map(|copy| copy.lease).collect();
         if seeded::is(Bug::PoolPutToOneCopy) {
@@ -224,14 +254,18 @@ impl Pool {
 
     fn end_put(&mut self, place: Place) {
         let Some(put) = self.puts.remove(&place) else { return };
+        self.told.push_back(Told::Put(put.frame, self.put_end(place)));
+    }
+
+    /// What the copies of a place amount to.
+    fn put_end(&self, place: Place) -> PutEnd {
         let slab = &self.slabs[place.slab() as usize];
-        let end = match self.class {
+        match self.class {
             Class::Disk if !slab.in_file.has(place.index()) => PutEnd::Refused,
             Class::Disk => PutEnd::Kept,
             class if slab.holders(place.index()) >= class.lenders() => PutEnd::Kept,
             _ => PutEnd::Elsewhere,
-        };
-        self.told.push_back(Told::Put(put.frame, end));
+        }
     }
 
     /// Gets a place into a frame. No put to that place is under way.
@@ -351,6 +385,7 @@ impl Pool {
         }
         if slab.copies.is_empty() {
             slab.is_lost = true;
+            self.lost.push(number);
             self.short.remove(&number);
             self.damaged.remove(&number);
             self.told.push_back(Told::Lost(number));
@@ -364,8 +399,25 @@ impl Pool {
         self.watch_lenders(now);
         self.watch_slow(now);
         self.watch_leaving(now);
+        self.free_lost();
         self.leasing.is_due = true;
         self.pump(now);
+    }
+
+    /// Frees the tables of lost slabs where nothing is under way any more.
+    fn free_lost(&mut self) {
+        let is_used = |number: u32| {
+            let places = self.puts.keys().chain(self.deferred.keys());
+            let mut places = places.chain(self.repairs.iter().flatten().map(|repair| &repair.place));
+            let gets = |op: &Op| matches!(op.kind, OpKind::Get(_, place, _) if place.slab() == number);
+            places.any(|place| place.slab() == number) || self.ops.values().any(gets)
+        };
+        let (used, free) =
+            std::mem::take(&mut self.lost).into_iter().partition::<Vec<u32>, _>(|number| is_used(*number));
+        self.lost = used;
+        for number in free {
+            self.slabs[number as usize].free_tables();
+        }
     }
 
     fn pump(&mut self, now: Instant) {

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::borrower::{BorrowError, Borrower, LeasedSlab};
 use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
-use super::pool::{Action, Class, Failure, Lease, Note, OpId, Pool, PoolCounters, Told};
+use super::pool::{Action, Class, Failure, Lease, LenderState, Note, OpId, Pool, PoolCounters, Told};
 use super::wire::{Arguments, LendError, Method, PROTOCOL, TakenSlab};
 use crate::limits::{LENDER_SILENCE_MAX, POOL_COPIES_MAX, SLABS_PER_SESSION_MAX};
 
@@ -157,6 +157,16 @@ impl PoolClient {
         self.pool.is_slow()
     }
 
+    /// The lenders by name.
+    pub fn lenders(&self) -> impl Iterator<Item = (&str, LenderState)> {
+        self.lenders.iter().map(|lender| lender.at.name.as_str()).zip(self.pool.lenders())
+    }
+
+    /// See [`Pool::class`].
+    pub fn class(&self) -> Class {
+        self.pool.class()
+    }
+
     /// See [`Pool::is_settled`].
     pub fn is_settled(&self) -> bool {
         self.pool.is_settled()
@@ -201,6 +211,11 @@ impl PoolClient {
         let sum = crc32c::crc32c(&self.read_frame(frame));
         self.pool.put(frame, place, sum, self.rpc.node().now());
         self.act();
+    }
+
+    /// See [`Pool::keep`].
+    pub fn keep(&mut self, frame: u32, place: Place) {
+        self.pool.keep(frame, place);
     }
 
     /// See [`Pool::get`]. It begins with the next [`PoolClient::flush`].

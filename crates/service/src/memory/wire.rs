@@ -125,6 +125,11 @@ pub enum LendError {
     /// The server lends no memory.
     #[error("the server lends no memory: start it with --lend SIZE")]
     NotServed,
+    /// The server lends memory by other versions of the protocol.
+    #[error(
+        "the lender speaks other versions of the protocol of lent memory; run the same version of byway on both machines"
+    )]
+    Version,
 }
 
 impl LendError {
@@ -138,6 +143,7 @@ impl LendError {
             Self::UnknownSlab => 5,
             Self::Malformed => Status::Malformed as u16,
             Self::NotServed => Status::UnknownProtocol as u16,
+            Self::Version => Status::Version as u16,
         }
     }
 
@@ -149,7 +155,8 @@ impl LendError {
             3 => Self::Failed,
             4 => Self::TooMany,
             5 => Self::UnknownSlab,
-            other if other == Status::UnknownProtocol as u16 || other == Status::Version as u16 => Self::NotServed,
+            other if other == Status::UnknownProtocol as u16 => Self::NotServed,
+            other if other == Status::Version as u16 => Self::Version,
             _ => Self::Malformed,
         }
     }
@@ -190,8 +197,8 @@ mod tests {
 
     #[test]
     fn every_error_survives_the_wire() {
-        use LendError::{AllLent, Failed, Guarded, Malformed, NotServed, TooMany, UnknownSlab};
-        for error in [AllLent, Guarded, Failed, TooMany, UnknownSlab, Malformed, NotServed] {
+        use LendError::{AllLent, Failed, Guarded, Malformed, NotServed, TooMany, UnknownSlab, Version};
+        for error in [AllLent, Guarded, Failed, TooMany, UnknownSlab, Malformed, NotServed, Version] {
             assert_ne!(error.status(), 0);
             assert_eq!(LendError::from_status(error.status()), error);
         }

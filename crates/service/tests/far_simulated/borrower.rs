@@ -1,6 +1,6 @@
-//! The borrower: a program of four threads, the pager of its memory, and the pool that the pager's pages lie in.
+//! The borrower: a program of four threads and its forked children, the pager of their memory, and the pool that the pager's pages lie in.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io::{Error, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::{Arc, Mutex};
@@ -13,21 +13,22 @@ use byway_rpc::node::Rpc;
 use byway_rpc::session::Spoken;
 use byway_service::limits::POOL_COPIES_MAX;
 use byway_service::memory::pager::{
-    Action, Contents, FillOutcome, Moved, PAGE_BYTES, PageId, Pager, Place, PutEnd, SpaceId,
+    Action, Contents, FillOutcome, Moved, Overdue, PAGE_BYTES, PageId, Pager, Place, PutEnd, SpaceId,
 };
 use byway_service::memory::pool::{Class, Told};
 use byway_service::memory::wire::{PROTOCOL, VERSIONS};
 use byway_service::memory::{LenderAt, PoolClient, Spill};
 use byway_skip::rule;
 
+use super::programs::{Access, PAGES, Program, bytes_of};
 use super::{Chance, lenders};
 
-/// Pages of the program, and how many of them may be here. The pager aims for some fewer.
-pub const PAGES: u64 = 300;
+/// Pages of the program that may be here. The pager aims for some fewer.
 const BUDGET: usize = 80;
 const FRAMES: u32 = 64;
 const SPACE: SpaceId = SpaceId(1);
-const THREADS: usize = 4;
+/// Forked children at a time.
+const CHILDREN_MAX: usize = 2;
 /// A page that does not come by then, or is not found to be lost, never comes: a lender is given up after 6 s.
 const FAULT_TIME_MAX: Duration = Duration::from_secs(30);
 /// The same for a page of which another copy can be had.
@@ -65,33 +66,21 @@ impl Spill for SimulatedFile {
     }
 }
 
-/// What a thread waits for.
-#[derive(Clone, Copy)]
-struct Waiting {
-    page: u64,
-    writes: bool,
-    since: Instant,
-}
-
 pub struct Borrower {
     pager: Pager,
     pub client: PoolClient,
     pub file: SimulatedFile,
-    /// Pages that are in the program, with the version that each holds; 0: zeroes.
-    here: HashMap<u64, u64>,
-    /// The version that the program wrote last.
-    wrote: HashMap<u64, u64>,
-    poisoned: HashSet<u64>,
-    threads: [Option<Waiting>; THREADS],
-    moves: VecDeque<(PageId, u32)>,
+    /// The program, and behind it its forked children.
+    programs: Vec<Program>,
+    spaces: u32,
+    moves: VecDeque<(PageId, u32, bool)>,
     /// Frames that have the only bytes of a page.
     precious: HashMap<u32, u64>,
     places: Vec<Place>,
     garbage: Memory,
-    /// Accesses that the threads may begin.
-    pub granted: usize,
     versions: u64,
     pub accesses: u64,
+    pub forks: u64,
     pub lost: u64,
     /// Pages may be lost by what has happened.
     pub may_lose: bool,
@@ -121,17 +110,15 @@ impl Borrower {
             pager,
             client,
             file,
-            here: HashMap::new(),
-            wrote: HashMap::new(),
-            poisoned: HashSet::new(),
-            threads: [None; THREADS],
+            programs: vec![Program::new(SPACE)],
+            spaces: SPACE.0,
             moves: VecDeque::new(),
             precious: HashMap::new(),
             places: Vec::new(),
             garbage,
-            granted: 0,
             versions: 0,
             accesses: 0,
+            forks: 0,
             lost: 0,
             may_lose: false,
             has_other_copies: false,
@@ -146,7 +133,51 @@ impl Borrower {
     }
 
     pub fn is_idle(&self) -> bool {
-        self.granted == 0 && self.threads.iter().all(Option::is_none) && self.moves.is_empty()
+        self.programs.iter().all(Program::is_idle) && self.moves.is_empty()
+    }
+
+    /// The threads of each program may begin so many accesses more.
+    pub fn grant(&mut self, accesses: usize) {
+        for program in &mut self.programs {
+            program.granted += accesses;
+        }
+    }
+
+    /// The program forks, or one of its children. As the driver reads no message meanwhile, no move is under way.
+    pub fn fork(&mut self) {
+        if self.programs.len() > CHILDREN_MAX || self.pager.moves_in_flight() > 0 {
+            return;
+        }
+        self.spaces += 1;
+        let (parent, child) = (self.chance.below(self.programs.len()), SpaceId(self.spaces));
+        self.pager.forked(self.programs[parent].space, child);
+        let forked = self.programs[parent].fork(child);
+        self.programs.push(forked);
+        self.forks += 1;
+        self.act();
+    }
+
+    /// A child ends, whatever its threads wait for.
+    pub fn end_child(&mut self) {
+        if self.programs.len() > 1 {
+            let child = self.programs.remove(1 + self.chance.below(self.programs.len() - 1));
+            self.pager.remove_space(child.space);
+            if self.programs.len() == 1 {
+                self.programs[0].shared.clear();
+            }
+            self.act();
+        }
+    }
+
+    /// All children end.
+    pub fn end_children(&mut self) {
+        while self.programs.len() > 1 {
+            self.end_child();
+        }
+    }
+
+    fn program(&mut self, space: SpaceId) -> Option<&mut Program> {
+        self.programs.iter_mut().find(|program| program.space == space)
     }
 
     /// Pages that are not in the program.
@@ -168,7 +199,7 @@ impl Borrower {
             self.pager.try_places_again();
         }
         self.act();
-        self.pager.note_overdue(self.client.is_slow());
+        self.pager.note_overdue(if self.client.is_slow() { Overdue::Puts } else { Overdue::Nothing });
         self.move_out();
         let stepped = self.run_threads(world.now());
         self.pager.retry();
@@ -199,6 +230,9 @@ impl Borrower {
                 Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
                 Told::Lost(slab) => {
                     rule!(self.may_lose, "slab {slab} was lost, and nothing has happened that loses one");
+                    for program in &mut self.programs {
+                        program.here_at_loss = program.here.keys().copied().collect();
+                    }
                     self.pager.lose_slab(slab);
                 }
                 Told::Slow(frame) => self.pager.get_again(frame),
@@ -208,31 +242,77 @@ impl Borrower {
         has_heard
     }
 
+    /// As the driver: fills are gathered, and gets begin behind them.
     fn act(&mut self) {
-        while let Some(action) = self.pager.next_action() {
-            match action {
-                Action::MoveOut(at, frame) => {
-                    self.is_reused(frame);
-                    self.moves.push_back((at, frame));
+        let (mut fills, mut gets) = (Vec::new(), Vec::new());
+        loop {
+            while let Some(action) = self.pager.next_action() {
+                match action {
+                    Action::MoveOut(at, frame, protected) => {
+                        self.is_reused(frame);
+                        self.moves.push_back((at, frame, protected));
+                    }
+                    Action::Put(frame, place) => {
+                        self.places.push(place);
+                        self.client.put(frame, place);
+                    }
+                    Action::Keep(frame, place) => self.client.keep(frame, place),
+                    Action::Unprotect(at) => self.unprotect(at),
+                    Action::Get(frame, place) => gets.push((frame, place)),
+                    Action::Fill(at, contents @ (Contents::Frame(_) | Contents::Protected(_))) => {
+                        fills.push((at, contents));
+                    }
+                    Action::Fill(at, contents) => self.fill(at, contents),
+                    Action::Poison(at) => self.poison(at),
+                    Action::Wake(at) => self.wake(at),
+                    Action::Lease => self.client.want_slab(),
                 }
-                Action::Put(frame, place) => {
-                    self.places.push(place);
-                    self.client.put(frame, place);
-                }
-                Action::Get(frame, place) => {
-                    self.is_reused(frame);
-                    self.client.get(frame, place);
-                }
-                Action::Fill(at, contents) => self.fill(at, contents),
-                Action::Poison(at) => {
-                    rule!(self.may_lose, "page {} was lost, and nothing has happened that loses one", at.page);
-                    self.poisoned.insert(at.page);
-                    self.pager.poisoned(at, FillOutcome::Done(1));
-                }
-                Action::Wake(_) => {}
-                Action::Lease => self.client.want_slab(),
+            }
+            if fills.is_empty() && gets.is_empty() {
+                return;
+            }
+            fills.sort_unstable_by_key(|(at, _)| *at);
+            for (at, contents) in fills.drain(..) {
+                self.fill(at, contents);
+            }
+            for (frame, place) in gets.drain(..) {
+                self.is_reused(frame);
+                self.client.get(frame, place);
             }
         }
+    }
+
+    fn poison(&mut self, at: PageId) {
+        rule!(self.may_lose, "page {} was lost, and nothing has happened that loses one", at.page);
+        if let Some(program) = self.program(at.space) {
+            rule!(!program.here.contains_key(&at.page), "page {} is taken for lost, and its program has it", at.page);
+            let was_here = program.here_at_loss.contains(&at.page);
+            rule!(
+                !was_here,
+                "page {} was in the program when a slab was lost, nothing has happened since, and it is lost",
+                at.page
+            );
+            program.poisoned.insert(at.page);
+            program.wake(at.page);
+        }
+        self.pager.poisoned(at, FillOutcome::Done(1));
+    }
+
+    fn wake(&mut self, at: PageId) {
+        if let Some(program) = self.program(at.space) {
+            program.wake(at.page);
+        }
+    }
+
+    fn unprotect(&mut self, at: PageId) {
+        if self.chance.one_in(20) {
+            return self.pager.unprotected(at, FillOutcome::Changing);
+        }
+        if let Some(program) = self.program(at.space) {
+            program.protected.remove(&at.page);
+            program.wake(at.page);
+        }
+        self.pager.unprotected(at, FillOutcome::Done(1));
     }
 
     fn is_reused(&self, frame: u32) {
@@ -244,11 +324,23 @@ impl Borrower {
     fn move_out(&mut self) {
         let count = self.chance.below(self.moves.len() + 1);
         for _ in 0..count {
-            let Some((at, frame)) = self.moves.pop_front() else { break };
-            let outcome = match self.here.remove(&at.page) {
+            let Some((at, frame, protected)) = self.moves.pop_front() else { break };
+            let Some(program) = self.program(at.space) else { continue };
+            let is_shared = program.shared.contains(&at.page);
+            let was_protected = program.protected.contains(&at.page) || !program.here.contains_key(&at.page);
+            rule!(was_protected || !protected, "page {} could be written before it was moved", at.page);
+            if !is_shared {
+                program.protected.remove(&at.page);
+            }
+            let outcome = match program.here.get(&at.page).copied() {
                 None => Moved::Missing,
-                Some(0) => Moved::Zeroes,
+                Some(_) if is_shared => Moved::Stays,
+                Some(0) => {
+                    program.here.remove(&at.page);
+                    Moved::Zeroes
+                }
                 Some(version) => {
+                    program.here.remove(&at.page);
                     let bytes = bytes_of(at.page, version);
                     self.client.frames().write(frame as usize * PAGE_BYTES, &bytes).expect("its own range");
                     self.precious.insert(frame, at.page);
@@ -262,15 +354,22 @@ impl Borrower {
 
     fn fill(&mut self, at: PageId, contents: Contents) {
         let count = if let Contents::Zeroes(count) = contents { count } else { 1 };
+        let Some(index) = self.programs.iter().position(|program| program.space == at.space) else {
+            return self.pager.filled(at, contents, FillOutcome::NoMapping);
+        };
+        if !matches!(contents, Contents::Zeroes(_)) && self.chance.one_in(20) {
+            return self.pager.filled(at, contents, FillOutcome::Changing);
+        }
         let mut done = 0;
         for page in at.page..at.page + count {
-            if page >= PAGES || self.here.contains_key(&page) {
+            let program = &self.programs[index];
+            if page >= PAGES || program.here.contains_key(&page) {
                 break;
             }
-            let last = self.wrote.get(&page).copied().unwrap_or(0);
+            let last = program.wrote.get(&page).copied().unwrap_or(0);
             let version = match contents {
                 Contents::Zeroes(_) => 0,
-                Contents::Frame(frame) => {
+                Contents::Frame(frame) | Contents::Protected(frame) => {
                     let bytes = self.client.read_frame(frame);
                     rule!(bytes == bytes_of(page, last), "page {page} comes with other bytes than version {last}");
                     self.precious.remove(&frame);
@@ -278,7 +377,11 @@ impl Borrower {
                 }
             };
             rule!(version == last, "page {page} comes as version {version}, and {last} was written");
-            self.here.insert(page, version);
+            self.programs[index].here.insert(page, version);
+            if matches!(contents, Contents::Protected(_)) {
+                self.programs[index].protected.insert(page);
+            }
+            self.programs[index].wake(page);
             done += 1;
         }
         let outcome = if done > 0 { FillOutcome::Done(done) } else { FillOutcome::Exists };
@@ -288,59 +391,57 @@ impl Borrower {
     /// Threads read and write; whether one did.
     fn run_threads(&mut self, now: Instant) -> bool {
         let mut stepped = false;
-        for thread in 0..THREADS {
-            if self.threads[thread].is_none() && self.granted > 0 {
-                self.granted -= 1;
-                let near = self.chance.one_in(2);
-                let page = if near { self.versions % PAGES } else { self.chance.below(PAGES as usize) as u64 };
-                let writes = !self.chance.one_in(3);
-                self.threads[thread] = Some(Waiting { page, writes, since: now });
-                if !self.here.contains_key(&page) {
-                    self.pager.fault(PageId { space: SPACE, page });
-                    self.act();
-                }
-                stepped = true;
+        for index in 0..self.programs.len() {
+            for thread in 0..self.programs[index].threads.len() {
+                stepped |= self.programs[index].begin(thread, &mut self.chance, (self.versions, now));
+                stepped |= self.go_on(index, thread, now);
             }
-            stepped |= self.go_on(thread, now);
         }
         stepped
     }
 
-    /// A thread whose page is there uses it; one whose page is lost maps another in its place.
-    fn go_on(&mut self, thread: usize, now: Instant) -> bool {
-        let Some(Waiting { page, writes, since }) = self.threads[thread] else { return false };
-        if self.poisoned.remove(&page) {
+    /// A thread that is awake uses its page, or faults; one whose page is lost maps another in its place.
+    fn go_on(&mut self, index: usize, thread: usize, now: Instant) -> bool {
+        let program = &mut self.programs[index];
+        let Some(Access { page, writes, since, sleeps }) = program.threads[thread] else { return false };
+        let time_max = if self.has_other_copies { OTHER_COPY_TIME_MAX } else { FAULT_TIME_MAX };
+        rule!(now - since < time_max, "page {page} does not come");
+        if sleeps {
+            return false;
+        }
+        if program.poisoned.remove(&page) {
+            program.map_anew(page);
             self.lost += 1;
-            self.wrote.remove(&page);
-            self.pager.unmapped(SPACE, page..page + 1);
-            self.pager.add_pages(SPACE, page..page + 1, &[]);
-            for other in self.threads.iter_mut().filter(|other| other.is_some_and(|other| other.page == page)) {
-                *other = None;
+            self.pager.unmapped(program.space, page..page + 1);
+            self.pager.add_pages(program.space, page..page + 1, &[]);
+            self.act();
+            return true;
+        }
+        let is_here = program.here.contains_key(&page);
+        if !is_here || (writes && program.protected.contains(&page)) {
+            program.threads[thread] = Some(Access { page, writes, since, sleeps: true });
+            let at = PageId { space: program.space, page };
+            if is_here {
+                self.pager.write_fault(at);
+            } else {
+                self.pager.fault(at, writes);
             }
             self.act();
             return true;
         }
-        let Some(version) = self.here.get_mut(&page) else {
-            let time_max = if self.has_other_copies { OTHER_COPY_TIME_MAX } else { FAULT_TIME_MAX };
-            rule!(now - since < time_max, "page {page} does not come");
-            return false;
-        };
         if writes {
             self.versions += 1;
-            *version = self.versions;
-            self.wrote.insert(page, self.versions);
+            program.write(page, self.versions);
         }
         self.accesses += 1;
-        self.threads[thread] = None;
+        program.threads[thread] = None;
         true
     }
 
-    /// Every page is read once.
+    /// Every page is read once, by the program and its children.
     pub fn read_all(&mut self, page: u64, now: Instant) {
-        self.threads[0] = Some(Waiting { page, writes: false, since: now });
-        if !self.here.contains_key(&page) {
-            self.pager.fault(PageId { space: SPACE, page });
-            self.act();
+        for program in &mut self.programs {
+            program.threads[0] = Some(Access { page, writes: false, since: now, sleeps: false });
         }
     }
 
@@ -350,19 +451,16 @@ impl Borrower {
         self.client.spoil(place, copy, &self.garbage)
     }
 
+    /// Something happens to a lender. Single pages may be lost by it, when the new copy of their slab had not got them yet: what was in
+    /// the program at an earlier loss may be among them.
+    pub fn struck(&mut self) {
+        self.programs.iter_mut().for_each(|program| program.here_at_loss.clear());
+    }
+
     /// The program ends: nothing of it is left in frames or at places.
     pub fn end_program(&mut self) {
+        self.end_children();
         self.pager.remove_space(SPACE);
         self.act();
     }
-}
-
-/// What a page has of a version: zeroes before the first.
-fn bytes_of(page: u64, version: u64) -> [u8; PAGE_BYTES] {
-    let mut bytes = [0; PAGE_BYTES];
-    if version > 0 {
-        let word = (version << 16 | page).to_le_bytes();
-        bytes.as_chunks_mut::<8>().0.fill(word);
-    }
-    bytes
 }

@@ -1,6 +1,6 @@
 //! One borrower and three lenders in a simulated world.
 //!
-//! A program of four threads reads and writes 300 pages, of which it keeps about 80. Lenders die and start again, are cut off for shorter and
+//! A program of four threads reads and writes 300 pages, of which it keeps about 80. It forks, and so do its children. Lenders die and start again, are cut off for shorter and
 //! longer than the keep-alive, are slow, have no more room, take slabs back, and change bytes. Rules:
 //!
 //! - a page that comes has the version that was written last: no older one, no zeroes, no other page's bytes;
@@ -14,6 +14,7 @@
 
 mod borrower;
 mod lenders;
+mod programs;
 
 use std::time::Duration;
 
@@ -24,8 +25,9 @@ use byway_skip::rule;
 use byway_skip::seeds::catch_broken;
 pub use byway_skip::seeds::{Broken, Chance};
 
-use self::borrower::{Borrower, PAGES};
+use self::borrower::Borrower;
 use self::lenders::SimulatedLender;
+use self::programs::PAGES;
 
 const LENDERS: usize = 3;
 const ROUNDS: usize = 40;
@@ -92,6 +94,7 @@ pub struct Report {
     pub cut_off: u64,
     pub taken_back: u64,
     pub flips: u64,
+    pub forks: u64,
     pub lost: u64,
     pub pool: PoolCounters,
 }
@@ -105,6 +108,7 @@ impl Report {
         self.cut_off += other.cut_off;
         self.taken_back += other.taken_back;
         self.flips += other.flips;
+        self.forks += other.forks;
         self.lost += other.lost;
         self.pool.failed_over += other.pool.failed_over;
         self.pool.corrupt += other.pool.corrupt;
@@ -191,7 +195,13 @@ impl Simulation {
     fn run(&mut self) -> Report {
         self.pass(Duration::from_millis(100));
         for _ in 0..ROUNDS {
-            self.borrower.granted += self.chance.below(40);
+            let accesses = self.chance.below(40);
+            self.borrower.grant(accesses);
+            match self.chance.below(12) {
+                0 => self.borrower.fork(),
+                1 | 2 => self.borrower.end_child(),
+                _ => {}
+            }
             let pause = Duration::from_micros(self.chance.below(20_000) as u64);
             self.pass(pause);
             if self.story != Story::NoneCalm && self.chance.one_in(6) {
@@ -208,6 +218,7 @@ impl Simulation {
     /// Something happens to a lender, while the program goes on.
     fn strike(&mut self) {
         let lender = self.chance.below(LENDERS);
+        self.borrower.struck();
         let kind = match self.story {
             Story::MirrorOneAtATime => [0, 0, 1, 2, 3, 4, 5][self.chance.below(7)],
             Story::MirrorFlips => 6,
@@ -248,7 +259,8 @@ impl Simulation {
 
     fn work_for(&mut self, time: Duration) {
         for _ in 0..4 {
-            self.borrower.granted += self.chance.below(20);
+            let accesses = self.chance.below(20);
+            self.borrower.grant(accesses);
             self.pass(time / 4);
         }
     }
@@ -313,6 +325,7 @@ impl Simulation {
         }
         self.stand_still();
         self.report.accesses = self.borrower.accesses;
+        self.report.forks = self.borrower.forks;
         self.report.lost = self.borrower.lost;
         self.report.pool = self.borrower.client.counters();
         let Report { flips, pool, .. } = self.report;

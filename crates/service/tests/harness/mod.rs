@@ -35,12 +35,13 @@ pub struct Wire {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Path {
     Tcp,
+    Unix,
     SharedMemory,
     /// Where `BYWAY_RDMA_ADDRESS` is an address of a device: `cargo xtask guest rdma` has one.
     Rdma,
 }
 
-pub const PATHS: [Path; 3] = [Path::Tcp, Path::SharedMemory, Path::Rdma];
+pub const PATHS: [Path; 4] = [Path::Tcp, Path::Unix, Path::SharedMemory, Path::Rdma];
 
 impl From<IoChoice> for Wire {
     fn from(io: IoChoice) -> Self {
@@ -53,6 +54,7 @@ impl Path {
     pub fn address(self, folder: &std::path::Path) -> Address {
         match self {
             Self::Tcp => Address::Tcp("127.0.0.1:0".parse().unwrap()),
+            Self::Unix => Address::Unix(folder.join("socket")),
             Self::SharedMemory => Address::Shared(folder.join("socket")),
             Self::Rdma => Address::Rdma(SocketAddr::new(rdma_device().expect("the test looked for one"), 0)),
         }
@@ -96,6 +98,8 @@ pub struct State {
     pub calls: usize,
     /// The most that there was.
     pub queued_heap_bytes_max: usize,
+    /// The most bytes that one turn of the loop has copied in its clients' memory.
+    pub turn_copied_bytes_max: u64,
     pub counters: Counters,
 }
 
@@ -230,12 +234,17 @@ fn serve(
     mut before_each_turn: impl FnMut(&mut Reactor, &mut Engine, &mut Server),
 ) {
     let (mut completions, mut done) = (Vec::new(), Vec::new());
-    let (mut queued_heap_bytes_max, mut draining) = (0, false);
+    let (mut queued_heap_bytes_max, mut turn_copied_bytes_max, mut draining) = (0, 0, false);
+    let mut copied_before_turn = 0;
     while !stop.load(Ordering::Acquire) {
         if drain.load(Ordering::Acquire) && !std::mem::replace(&mut draining, true) {
             server.shut_down(reactor);
         }
         before_each_turn(reactor, engine, server);
+        let counters = reactor.counters();
+        let copied_bytes = counters.put_bytes + counters.got_bytes;
+        turn_copied_bytes_max = turn_copied_bytes_max.max(copied_bytes - copied_before_turn);
+        copied_before_turn = copied_bytes;
         server.flush(reactor, engine);
         if draining && server.is_idle() {
             return;
@@ -248,6 +257,7 @@ fn serve(
             open_windows: server.open_windows(),
             calls: server.sessions().calls_in_flight(),
             queued_heap_bytes_max,
+            turn_copied_bytes_max,
             counters: reactor.counters(),
         };
         reactor.reap(&mut completions, Wait::Block).unwrap();
@@ -312,7 +322,7 @@ pub fn each_wire(test: impl Fn(Wire)) {
 
 /// Over streams of bytes alone, which TLS and payload checksums need.
 pub fn each_stream(test: impl Fn(Wire)) {
-    for path in [Path::Tcp, Path::SharedMemory] {
+    for path in [Path::Tcp, Path::Unix, Path::SharedMemory] {
         each_io(|io| test(Wire { io, path }));
     }
 }

@@ -1,13 +1,14 @@
 //! `cargo xtask guest`: byway under a stock kernel that a test may crash.
 //!
-//! Four things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
-//! is served well (its module may be missing, and attaching needs root), that what was
+//! Five things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
+//! is served well (its module may be missing, and attaching needs root), that volumes are attached by ublk, that what was
 //! acknowledged survives the loss of power, and that RDMA and memory of PCI devices work, where there
 //! is no such device. So Debian's 6.12 kernel boots in qemu, emulated so that it runs alike on every
 //! machine, with an initramfs that holds the release binary and one shell script.
 //! Nothing is installed, no network is attached, nothing outside the guest's folder is written.
 //! Speeds seen in emulation say nothing.
 
+mod attach;
 mod boot;
 mod cpio;
 mod groups;
@@ -26,6 +27,7 @@ use crate::process;
 use anyhow::{Context, Result};
 use clap::Subcommand;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Instant;
 
 #[derive(Subcommand)]
@@ -34,6 +36,8 @@ pub enum Task {
     Setup,
     /// Put ext4 on the kernel's NBD client, kill the server while files are written, check them.
     Nbd,
+    /// Attach volumes by ublk: ext4 on them, kills of their server and of their own process.
+    Attach,
     /// Cut the power while blocks are written: nothing acknowledged may be lost, and a server
     /// built to drop flushes must be caught.
     Power,
@@ -55,6 +59,7 @@ pub fn run(task: &Task) -> Result<()> {
     match task {
         Task::Setup => println!("guest setup: {}", system.folder().display()),
         Task::Nbd => nbd::run(&system)?,
+        Task::Attach => attach::run(&system)?,
         Task::Power => power::run(&system)?,
         Task::Rdma { only } => rdma::run(&system, *only)?,
         Task::P2p => p2p::run(&system)?,
@@ -67,6 +72,7 @@ pub fn run(task: &Task) -> Result<()> {
 /// All tests that need a guest.
 pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
+    run(&Task::Attach)?;
     run(&Task::Power)?;
     run(&Task::Rdma { only: None })?;
     run(&Task::P2p)?;
@@ -85,11 +91,10 @@ fn build_byway() -> Result<PathBuf> {
     Ok(process::target_directory()?.join("release/byway"))
 }
 
-/// Builds the program that tests the RDMA provider and says where it is. Under emulation the optimised build is slow too,
-/// so that of the tests will do.
-fn build_rdma_check() -> Result<PathBuf> {
-    process::run(process::cargo().args(["build", "--package", "byway-fabric", "--example", "rdma_check"]))?;
-    Ok(process::target_directory()?.join("debug/examples/rdma_check"))
+/// Builds an example and says where it is. Under emulation the optimised build is slow too, so that of the tests will do.
+fn build_example(package: &str, name: &str) -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--package", package, "--example", name]))?;
+    Ok(process::target_directory()?.join("debug/examples").join(name))
 }
 
 /// Builds a suite of tests and says where it is.
@@ -100,10 +105,16 @@ fn build_suite(package: &str, name: &str) -> Result<PathBuf> {
     Ok(path.with_context(|| format!("cargo says nothing of the suite {name}"))?.into())
 }
 
-/// Builds the program that tests memory of devices and says where it is; as above.
-fn build_device_memory_check() -> Result<PathBuf> {
-    process::run(process::cargo().args(["build", "--package", "byway-reactor", "--example", "device_memory_check"]))?;
-    Ok(process::target_directory()?.join("debug/examples/device_memory_check"))
+/// Compiles an example of the C library with `cc` and says where it is; as above.
+fn build_c_example(name: &str) -> Result<PathBuf> {
+    process::run(process::cargo().args(["build", "--package", "byway-capi"]))?;
+    let (capi, target) = (process::workspace_root().join("crates/capi"), process::target_directory()?.join("debug"));
+    let program = target.join(format!("examples/c-{name}"));
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"]).arg(capi.join("include"));
+    compile.arg(capi.join(format!("examples/{name}.c"))).arg(target.join("libbyway.a"));
+    process::run(compile.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program))?;
+    Ok(program)
 }
 
 /// Builds the binary that acknowledges flushes and does nothing, apart from the good one.

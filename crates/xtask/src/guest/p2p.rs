@@ -33,7 +33,7 @@ pub fn run(system: &System) -> Result<()> {
         initramfs.add_program(program, &system.program(program)?)?;
     }
     initramfs.add_program("byway", &byway)?;
-    initramfs.add_program("device_memory_check", &super::build_device_memory_check()?)?;
+    initramfs.add_program("device_memory_check", &super::build_example("byway-reactor", "device_memory_check")?)?;
     match process::find_program("nbdcopy") {
         Some(nbdcopy) => initramfs.add_program("nbdcopy", &nbdcopy)?,
         None => println!("SKIP guest p2p, the part with nbdcopy: it is not here (package libnbd-bin)"),

@@ -3,7 +3,7 @@
 //! `crates/fabric/examples/rdma_check` tests the provider: it is both ends of its connections, and starts a second process for
 //! the checks in which a peer dies. It says which check fails. Then the suites of the fabric, of nodes and of the service have
 //! their cases over RDMA, and byway itself serves volumes and copies them, also when a peer, the link or the device goes, as
-//! `rdma.sh` says.
+//! `rdma.sh` says. At last the processes of a job share memory over it.
 
 use super::boot::{Extra, Guest};
 use super::initramfs::Initramfs;
@@ -27,14 +27,16 @@ const COPIED_BEFORE_KILL: usize = 8 << 20;
 pub enum Part {
     /// The provider's own checks.
     Check = 1,
-    /// The fabric's suites: conformance, and nodes; calls that are handed on.
+    /// The fabric's suites: conformance, and nodes; calls between nodes.
     Conformance = 2,
     /// The service's suites.
     Service = 3,
-    /// Copies and benchmarks, with what the device counted at each copy.
+    /// Copies and benchmarks, with what the device counted at each copy; the C library's example of a volume.
     Copies = 4,
     /// Peers killed, the link down, the device removed, memory refused.
     Faults = 5,
+    /// Processes that share memory.
+    Jobs = 6,
 }
 
 /// Everything, or one part of it.
@@ -46,21 +48,29 @@ pub fn run(system: &System, only: Option<Part>) -> Result<()> {
         initramfs.add_program(program, &system.program(program)?)?;
     }
     if runs(Part::Check) {
-        initramfs.add_program("rdma_check", &super::build_rdma_check()?)?;
+        initramfs.add_program("rdma_check", &super::build_example("byway-fabric", "rdma_check")?)?;
     }
     if runs(Part::Conformance) {
         for suite in ["conformance", "node"] {
             initramfs.add_program(suite, &super::build_suite("byway-fabric", suite)?)?;
         }
-        initramfs.add_program("three_nodes", &super::build_suite("byway-rpc", "three_nodes")?)?;
+        for suite in ["two_nodes", "three_nodes"] {
+            initramfs.add_program(suite, &super::build_suite("byway-rpc", suite)?)?;
+        }
     }
     if runs(Part::Service) {
-        for suite in ["native", "loops", "tls", "hostile"] {
+        for suite in ["native", "loops", "tls", "hostile", "library"] {
             initramfs.add_program(suite, &super::build_suite("byway-service", suite)?)?;
         }
     }
-    if runs(Part::Copies) || runs(Part::Faults) {
+    if runs(Part::Jobs) {
+        initramfs.add_program("sor", &super::build_example("byway-dsm", "sor")?)?;
+    }
+    if runs(Part::Copies) || runs(Part::Faults) || runs(Part::Jobs) {
         initramfs.add_program("byway", &super::build_byway_for_tests()?)?;
+    }
+    if runs(Part::Copies) {
+        initramfs.add_program("volume", &super::build_c_example("volume")?)?;
     }
     for library in LIBRARIES {
         // The path that Debian's libibverbs has for its providers; the loader looks there too.

@@ -22,7 +22,8 @@ fi
 if runs 2; then
     conformance rdma --test-threads 1 2>&1 || fail "the fabric's conformance suite"
     node rdma --test-threads 1 2>&1 || fail "the suite of nodes"
-    three_nodes rdma --test-threads 1 2>&1 || fail "the suite of calls between three nodes"
+    two_nodes rdma --test-threads 1 2>&1 || fail "the suite of calls between two nodes"
+    three_nodes rdma --test-threads 1 2>&1 || fail "the suite of calls that are delegated"
 fi
 if runs 3; then
     # All wires: there is no shorter way to say which tests have RDMA among theirs.
@@ -30,6 +31,7 @@ if runs 3; then
     loops over_rdma --test-threads 1 2>&1 || fail "the service's suite loops"
     tls over_rdma --test-threads 1 2>&1 || fail "the service's suite tls"
     hostile over_rdma --test-threads 1 2>&1 || fail "the service's suite hostile"
+    library over_each_wire --test-threads 1 2>&1 || fail "the service's suite library"
 fi
 
 # byway over it: a volume in a file and one in memory.
@@ -149,6 +151,7 @@ if runs 4; then
         }
         echo "bench $how: $(head -n 1 /run/bench)"
     done
+    volume rdma://10.1.1.1:4711 memory || fail "the C example of a volume"
     nothing_is_left "after copies and benchmarks"
     end_server
     same /run/source /run/volume
@@ -260,5 +263,16 @@ if runs 5; then
     nothing_is_left "refused memory"
     end_server
     grep -h 'WARN\|ERROR' /run/server.log | tail -n 5
+fi
+
+if runs 6; then
+    # Processes that share memory, on two hosts that are this one: the command that starts them leaves the host's name out.
+    printf '#!/bin/sh\nshift\nexec "$@"\n' >/run/here
+    chmod +x /run/here
+    for consistency in sc rc; do
+        TMPDIR=/run byway dsm run -n 4 --hosts rdma://10.1.1.1:7000,rdma://10.1.1.1:7100 --rsh /run/here --memory 64M \
+            --keep-alive 60 --consistency $consistency -- sor 64 4 >/run/job 2>&1 || fail "a job with $consistency: $(cat /run/job)"
+        grep 'grid of 64 x 64 right' /run/job || fail "a job with $consistency: $(cat /run/job)"
+    done
 fi
 echo "rdma.sh: PASSED"

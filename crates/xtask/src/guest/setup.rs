@@ -12,15 +12,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Names the folder of the unpacked parts. Raise the number when what is in it changes.
-const SYSTEM: &str = "system-2";
+const SYSTEM: &str = "system-3";
 /// The kernels that will do: Debian 12's build of the 6.12 series.
 const KERNEL_PATTERN: &str = r"^linux-image-6\.12\.[0-9]+\+deb12-amd64$";
 /// What the guest's scripts run, what unpacks the kernel and its modules, and the libraries that a
 /// machine may lack.
-const USERLAND: [&str; 19] = [
+const USERLAND: [&str; 21] = [
     "busybox-static",
     "coreutils",
     "e2fsprogs",
+    "fio",
     "ibverbs-providers",
     "iproute2",
     "kmod",
@@ -35,6 +36,7 @@ const USERLAND: [&str; 19] = [
     "libss2",
     "logsave",
     "nbd-client",
+    "xfsprogs",
     "xz-utils",
     "zstd",
 ];
@@ -150,6 +152,10 @@ fn fill(system: &System) -> Result<()> {
     for program in ["kmod", "nbd-client", "e2fsck", "mkfs.ext4", "xz", "zstd", "dd"] {
         complete(&system.program(program)?, program, &userland)?;
     }
+    for program in ["mkfs.xfs", "xfs_repair"] {
+        complete(&system.program(program)?, "xfsprogs", &userland)?;
+    }
+    complete(&system.program("fio")?, "fio", &userland)?;
     for program in ["ip", "rdma"] {
         complete(&system.program(program)?, "iproute2", &userland)?;
     }

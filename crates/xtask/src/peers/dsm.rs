@@ -120,8 +120,8 @@ impl Bench<'_> {
     /// Each way of the pager to wait: idle, beside a computing process on each core, and with programs on all cores.
     fn pagers(&self) -> Result<Vec<Row>> {
         const NAME: &str = "load of a page that its home has written";
-        let ways = ["sleep", "poll", "spin"];
-        let (mut idle, mut busy) = (vec![Vec::new(); 3], vec![Vec::new(); 3]);
+        let ways = ["sleep", "poll", "spin", "points"];
+        let (mut idle, mut busy) = (vec![Vec::new(); ways.len()], vec![Vec::new(); ways.len()]);
         let latency = self.example("latency");
         let cores = std::thread::available_parallelism()?.get();
         for _ in 0..self.rounds {
@@ -197,11 +197,9 @@ impl Bench<'_> {
             rows.push(row(name, &who("threads"), alone / 1e3, "ms"));
             for (text, time) in [("job, sc", sc), ("job, rc", rc), ("job, sc, --pager poll", poll)] {
                 let share = alone / time;
-                let target = match asked {
-                    Some(asked) => Some((format!("{share:.2} of threads, >= {asked}"), share >= asked)),
-                    None => Some((format!("{share:.2} of threads"), true)),
-                };
-                rows.push(Row { target, ..row(name, &who(text), time / 1e3, "ms") });
+                let target = asked.map(|asked| (format!("{share:.2} of threads, >= {asked}"), share >= asked));
+                let who = who(&format!("{text} ({share:.2} of threads)"));
+                rows.push(Row { target, ..row(name, &who, time / 1e3, "ms") });
             }
             if mpi.is_some() {
                 rows.push(row(name, &who("OpenMPI, one-sided"), with_mpi / 1e3, "ms"));

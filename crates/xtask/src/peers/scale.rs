@@ -1,5 +1,6 @@
 //! `peers scale`: how the rate of byway's own wire grows with clients and loops. Each client is a process of `byway bench volume`; all of a
-//! run begin together. The nodes serve one file on tmpfs, mapped, so that no disk is measured.
+//! run begin together. The nodes serve one file on tmpfs, mapped, so that no disk is measured. Beside that: one client on one loop
+//! at more depths, for shared memory against TCP; and durable writes by NBD to a file on a disk, which decision 30 is about.
 
 use super::cpu::CpuClock;
 use super::report::median;
@@ -16,7 +17,13 @@ use std::time::{Duration, Instant};
 const PORT: u16 = 4720;
 /// Sizes of requests in bytes, each with how many are in flight.
 const SIZES: [(u32, u32); 3] = [(4 << 10, 32), (64 << 10, 16), (1 << 20, 8)];
+/// More depths, of one client on one loop.
+const DEPTHS: [u32; 2] = [1, 32];
 const WIRES: [Wire; 3] = [Wire::Tcp, Wire::Unix, Wire::Shm];
+/// Durable writes are random ones of this size, in a file of the other.
+const DURABLE_BLOCK_BYTES: u32 = 4 << 10;
+const DURABLE_FILE_BYTES: u64 = 16 << 20;
+const DURABLE_DEPTHS: [u32; 3] = [1, 8, 32];
 /// Of n clients on n loops, against n times one client on one loop.
 const SHARE_MIN: f64 = 0.9;
 
@@ -26,6 +33,8 @@ enum Wire {
     Tcp,
     Unix,
     Shm,
+    /// NBD over a Unix socket, for durable writes.
+    Durable,
 }
 
 /// A node with so many loops, on all wires.
@@ -34,6 +43,7 @@ struct Node {
     port: u16,
     unix: PathBuf,
     shm: PathBuf,
+    nbd: PathBuf,
     process: Background,
 }
 
@@ -67,25 +77,42 @@ pub struct Row {
     figures: Figures,
 }
 
-/// Runs all combinations in turns.
+/// Cases with each number of clients on each node, and with one client on one loop at more depths.
+fn cases<'a>(nodes: &'a [Node], clients: &[u16]) -> Vec<(Case, &'a Node)> {
+    let mut cases = Vec::new();
+    let on_each = |wire, block_bytes, depth| {
+        nodes.iter().flat_map(move |node| {
+            let case = move |clients: &u16| Case { wire, block_bytes, depth, clients: *clients, loops: node.loops };
+            clients.iter().map(move |clients| (case(clients), node))
+        })
+    };
+    for wire in WIRES {
+        for (block_bytes, depth) in SIZES {
+            cases.extend(on_each(wire, block_bytes, depth));
+            for more in DEPTHS.into_iter().filter(|more| *more != depth) {
+                cases.extend(on_each(wire, block_bytes, more).filter(|(case, _)| case.clients == 1 && case.loops == 1));
+            }
+        }
+    }
+    for depth in DURABLE_DEPTHS {
+        // A connection for each loop.
+        let durable = on_each(Wire::Durable, DURABLE_BLOCK_BYTES, depth);
+        cases.extend(durable.filter(|(case, _)| case.clients == case.loops));
+    }
+    cases
+}
+
+/// Runs all combinations in turns. `file` is served for reads, `disk` is a folder on a disk, for durable writes.
 pub fn run(
     byway: &Path,
-    (file, folder): (&Path, &Path),
+    (file, folder, disk): (&Path, &Path, &Path),
     (clients, loops): (&[u16], &[u16]),
     only: Option<&str>,
     (rounds, seconds): (usize, u32),
 ) -> Result<Vec<Row>> {
-    let nodes = (PORT..).zip(loops).map(|(port, loops)| Node::start(byway, file, folder, *loops, port));
+    let nodes = (PORT..).zip(loops).map(|(port, loops)| Node::start(byway, file, (folder, disk), *loops, port));
     let nodes = nodes.collect::<Result<Vec<_>>>()?;
-    let mut cases = Vec::new();
-    for wire in WIRES {
-        for (block_bytes, depth) in SIZES {
-            for node in &nodes {
-                let case = |clients: &u16| Case { wire, block_bytes, depth, clients: *clients, loops: node.loops };
-                cases.extend(clients.iter().map(case).map(|case| (case, node)));
-            }
-        }
-    }
+    let mut cases = cases(&nodes, clients);
     cases.retain(|(case, _)| only.is_none_or(|part| case.name().contains(part)));
     if cases.is_empty() || rounds == 0 {
         bail!("nothing to measure: cases have names such as `tcp 64 KiB`");
@@ -95,7 +122,7 @@ pub fn run(
         for ((case, node), figures) in cases.iter().zip(&mut all) {
             let one = measure(byway, case, node, seconds).with_context(|| format!("{case:?}"))?;
             eprintln!(
-                "round {round}: {:<12} {} clients, {} loops: {:>9.0} IOPS {:>7.0} MB/s",
+                "round {round}: {:<20} {} clients, {} loops: {:>9.0} IOPS {:>7.0} MB/s",
                 case.name(),
                 case.clients,
                 case.loops,
@@ -109,12 +136,16 @@ pub fn run(
 }
 
 impl Node {
-    fn start(byway: &Path, file: &Path, folder: &Path, loops: u16, port: u16) -> Result<Self> {
+    fn start(byway: &Path, file: &Path, (folder, disk): (&Path, &Path), loops: u16, port: u16) -> Result<Self> {
         let path = |wire: &str| folder.join(format!("{wire}{loops}"));
-        let (unix, shm, log) = (path("unix"), path("shm"), path("log"));
+        let (unix, shm, nbd, log) = (path("unix"), path("shm"), path("nbd"), path("log"));
+        let durable = disk.join(format!("durable{loops}"));
+        std::fs::write(&durable, vec![1; DURABLE_FILE_BYTES as usize])
+            .with_context(|| format!("cannot write {}", durable.display()))?;
         let mut process = Background::start(
             Command::new(byway)
                 .args(["serve", "--volume", &format!("v={},ro", file.display()), "--threads", &loops.to_string()])
+                .args(["--volume", &format!("d={}", durable.display()), "--nbd", &format!("unix://{}", nbd.display())])
                 .args(["--listen", &format!("tcp://127.0.0.1:{port}")])
                 .args(["--listen", &format!("unix://{}", unix.display())])
                 .args(["--listen", &format!("shm://{}", shm.display())]),
@@ -127,7 +158,7 @@ impl Node {
             let listens = unix.exists() && shm.exists() && std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
             Ok(listens.then_some(()))
         })?;
-        Ok(Self { loops, port, unix, shm, process })
+        Ok(Self { loops, port, unix, shm, nbd, process })
     }
 
     fn uri(&self, wire: Wire) -> String {
@@ -135,6 +166,7 @@ impl Node {
             Wire::Tcp => format!("byway://127.0.0.1:{}/v", self.port),
             Wire::Unix => format!("byway+unix:///v?socket={}", self.unix.display()),
             Wire::Shm => format!("byway+shm:///v?socket={}", self.shm.display()),
+            Wire::Durable => format!("nbd+unix:///d?socket={}", self.nbd.display()),
         }
     }
 }
@@ -142,7 +174,12 @@ impl Node {
 impl Case {
     fn name(&self) -> String {
         let wire = format!("{:?}", self.wire).to_lowercase();
-        format!("{wire} {} KiB", self.block_bytes >> 10)
+        format!("{wire} {} KiB depth {}", self.block_bytes >> 10, self.depth)
+    }
+
+    /// Whether it is the same over TCP.
+    fn is_tcp_of(&self, other: &Self) -> bool {
+        other.wire == Wire::Shm && *self == Self { wire: Wire::Tcp, ..*other }
     }
 
     /// Whether it is the same with one client and one loop.
@@ -154,9 +191,14 @@ impl Case {
 fn measure(byway: &Path, case: &Case, node: &Node, seconds: u32) -> Result<Figures> {
     let (of_node, of_children) = (CpuClock::processes(node.process.id())?, CpuClock::children()?);
     let started = Instant::now();
+    let work: &[&str] = match case.wire {
+        Wire::Durable => &["--rw", "randwrite", "--durable", "--overwrite"],
+        _ => &["--rw", "randread"],
+    };
     let start = |_| -> Result<Child> {
         Command::new(byway)
-            .args(["bench", "volume", "--json", "--rw", "randread", "--bs", &case.block_bytes.to_string()])
+            .args(["bench", "volume", "--json", "--bs", &case.block_bytes.to_string()])
+            .args(work)
             .args(["--depth", &case.depth.to_string(), "--seconds", &seconds.to_string()])
             .arg(node.uri(case.wire))
             .stdin(Stdio::null())
@@ -200,25 +242,33 @@ fn middle(figures: &[Figures]) -> Figures {
     }
 }
 
-/// Rows as a table for a document. With as many loops as clients, the rate as a multiple of one pair's is judged.
+/// Rows as a table for a document. With as many loops as clients, the rate of reads as a multiple of one pair's is judged; so is
+/// that shared memory is faster than TCP.
 pub fn markdown(rows: &[Row]) -> String {
-    let mut text = "| case | clients | loops | IOPS | MB/s | p50 us | node's cores | clients' cores | of one pair |\n\
-                    |---|---|---|---|---|---|---|---|---|\n"
-        .to_owned();
+    let mut text =
+        "| case | clients | loops | IOPS | MB/s | p50 us | node's cores | clients' cores | of one pair | of tcp |\n\
+                    |---|---|---|---|---|---|---|---|---|---|\n"
+            .to_owned();
     for Row { case, figures } in rows {
         let base = rows.iter().find(|row| row.case.is_base_of(case));
         let ratio = base.map(|base| figures.requests_per_second / base.figures.requests_per_second);
         let verdict = ratio.map_or(String::new(), |ratio| {
             let least = SHARE_MIN * f64::from(case.clients);
-            match (case.clients == case.loops && case.clients > 1, ratio >= least) {
+            let judged = case.clients == case.loops && case.clients > 1 && case.wire != Wire::Durable;
+            match (judged, ratio >= least) {
                 (false, _) => format!("{ratio:.2}"),
                 (true, true) => format!("{ratio:.2}, >= {least:.1} met"),
                 (true, false) => format!("{ratio:.2}, >= {least:.1} MISSED"),
             }
         });
+        let tcp = rows.iter().find(|row| row.case.is_tcp_of(case));
+        let of_tcp = tcp.map_or(String::new(), |tcp| {
+            let ratio = figures.requests_per_second / tcp.figures.requests_per_second;
+            format!("{ratio:.2}{}", if ratio > 1.0 { "" } else { ", > 1 MISSED" })
+        });
         let _ = writeln!(
             text,
-            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} | {verdict} |",
+            "| {} | {} | {} | {:.0} | {:.0} | {:.0} | {:.2} | {:.2} | {verdict} | {of_tcp} |",
             case.name(),
             case.clients,
             case.loops,
@@ -254,12 +304,17 @@ mod tests {
             row(Wire::Tcp, 2, 2, 181.0),
             row(Wire::Shm, 1, 1, 1000.0),
             row(Wire::Shm, 2, 2, 1700.0),
+            row(Wire::Shm, 2, 1, 149.0),
+            row(Wire::Durable, 1, 1, 10.0),
+            row(Wire::Durable, 2, 2, 14.0),
         ];
         let text = markdown(&rows);
         for line in [
-            "| tcp 4 KiB | 2 | 1 | 150 | 1 | 2 | 0.50 | 0.25 | 1.50 |",
-            "| 2 | 2 | 181 | 1 | 2 | 0.50 | 0.25 | 1.81, >= 1.8 met |",
-            "| 2 | 2 | 1700 | 1 | 2 | 0.50 | 0.25 | 1.70, >= 1.8 MISSED |",
+            "| tcp 4 KiB depth 32 | 2 | 1 | 150 | 1 | 2 | 0.50 | 0.25 | 1.50 |  |",
+            "| 2 | 2 | 181 | 1 | 2 | 0.50 | 0.25 | 1.81, >= 1.8 met |  |",
+            "| 2 | 2 | 1700 | 1 | 2 | 0.50 | 0.25 | 1.70, >= 1.8 MISSED | 9.39 |",
+            "| 2 | 1 | 149 | 1 | 2 | 0.50 | 0.25 | 0.15 | 0.99, > 1 MISSED |",
+            "| durable 4 KiB depth 32 | 2 | 2 | 14 | 1 | 2 | 0.50 | 0.25 | 1.40 |  |",
         ] {
             assert!(text.contains(line), "{line} in {text}");
         }

@@ -1,6 +1,5 @@
 //! Requests on the volume's file: some are answered at once, the others become requests of the volume's client.
 
-use std::rc::Rc;
 use std::time::Duration;
 
 use byway_frontend::fuse::abi::{Attr, OpenOut, ROOT, StatFsOut, WriteOut, open};
@@ -8,11 +7,12 @@ use byway_frontend::fuse::reply::{self, Entry};
 use byway_frontend::fuse::request::{Operation, Parsed};
 use byway_reactor::{Errno, Frame};
 use byway_service::block::ZeroFlags;
-use byway_service::block::client::{Done, Request};
+use byway_service::block::client::{Request, VolumeInfo};
 use rustix::fs::FallocateFlags;
 use zerocopy::IntoBytes;
 
-use super::{Asked, FLUSH_TAG, NODE, VolumeFile, errno_of};
+use super::{NODE, VolumeFile};
+use crate::attach::volume_server::Requests;
 
 /// How long the kernel believes what it is told of the file: until it is told otherwise.
 const VALID: Duration = Duration::from_hours(24);
@@ -42,28 +42,11 @@ pub(super) enum Left {
     },
 }
 
-/// What waits for a frame or for a place at the client.
-#[derive(Debug)]
-pub(super) enum Waiting {
-    /// The next request.
-    Room,
-    Read {
-        unique: u64,
-        offset: u64,
-        len: usize,
-    },
-    Request {
-        unique: u64,
-        asked: Asked,
-        request: Request<Frame, Rc<Frame>>,
-    },
-}
-
 impl VolumeFile {
     /// Answers what needs no volume.
-    pub(super) fn request(&mut self, parsed: &Parsed<'_>, frame: &Frame) -> Left {
+    pub(super) fn request(&mut self, parsed: &Parsed<'_>, frame: &Frame, info: &VolumeInfo) -> Left {
         let unique = parsed.unique;
-        let end = self.info.len;
+        let end = info.len;
         match parsed.operation {
             Operation::Read { offset, size, .. } => {
                 let len = u64::from(size).min(end.saturating_sub(offset)) as usize;
@@ -72,7 +55,7 @@ impl VolumeFile {
                 }
                 self.finish(unique, Ok(&[]));
             }
-            Operation::Write(write) if self.info.read_only => {
+            Operation::Write(write) if info.read_only => {
                 let _ = write;
                 self.refuse(unique, Errno::ROFS);
             }
@@ -86,43 +69,44 @@ impl VolumeFile {
                     return Left::Write { offset: write.offset, len: write.data.len() };
                 }
             }
-            Operation::Fsync { .. } if self.info.read_only => self.finish(unique, Ok(&[])),
+            Operation::Fsync { .. } if info.read_only => self.finish(unique, Ok(&[])),
             Operation::Fsync { .. } => return Left::Flush,
             Operation::Fallocate { offset, length, mode, .. } => {
-                return self.fallocate(unique, (offset, length), FallocateFlags::from_bits_retain(mode));
+                let mode = FallocateFlags::from_bits_retain(mode);
+                return self.fallocate(unique, (offset, length), mode, info);
             }
-            operation => self.request_on_names(parsed, operation),
+            operation => self.request_on_names(parsed, operation, info),
         }
         Left::Nothing
     }
 
     /// Discards, and writes of zeroes: both read as zeroes afterwards.
-    fn fallocate(&mut self, unique: u64, (offset, len): (u64, u64), mode: FallocateFlags) -> Left {
+    fn fallocate(&mut self, unique: u64, (offset, len): (u64, u64), mode: FallocateFlags, info: &VolumeInfo) -> Left {
         let kinds = FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
         if !mode.intersects(kinds) || mode - kinds != FallocateFlags::KEEP_SIZE {
             self.refuse(unique, Errno::OPNOTSUPP);
-        } else if self.info.read_only {
+        } else if info.read_only {
             self.refuse(unique, Errno::ROFS);
-        } else if offset >= self.info.len || len == 0 {
+        } else if offset >= info.len || len == 0 {
             self.finish(unique, Ok(&[]));
         } else {
-            let len = len.min(self.info.len - offset);
+            let len = len.min(info.len - offset);
             return Left::Zero { offset, len, keep_space: mode.contains(FallocateFlags::ZERO_RANGE) };
         }
         Left::Nothing
     }
 
-    fn request_on_names(&mut self, parsed: &Parsed<'_>, operation: Operation<'_>) {
+    fn request_on_names(&mut self, parsed: &Parsed<'_>, operation: Operation<'_>, info: &VolumeInfo) {
         let unique = parsed.unique;
         match operation {
             Operation::Lookup { name } if name == self.name.as_bytes() && parsed.node == ROOT => {
-                let attr = self.attributes(NODE);
+                let attr = attributes(NODE, info);
                 let entry = Entry { node: NODE, generation: 0, attr, entry_valid: VALID, attr_valid: VALID };
                 self.finish(unique, Ok(&[entry.encode().as_bytes()]));
             }
             Operation::Lookup { .. } => self.refuse(unique, Errno::NOENT),
             Operation::GetAttr { .. } => {
-                let attr = self.attributes(parsed.node);
+                let attr = attributes(parsed.node, info);
                 self.finish(unique, Ok(&[reply::attributes(attr, VALID).as_bytes()]));
             }
             Operation::Open { .. } => {
@@ -131,8 +115,8 @@ impl VolumeFile {
                 self.finish(unique, Ok(&[OpenOut { handle: 1, open_flags, backing_id: 0 }.as_bytes()]));
             }
             Operation::StatFs => {
-                let block_bytes = self.info.block_bytes.max(4096);
-                let blocks = self.info.len / u64::from(block_bytes);
+                let block_bytes = info.block_bytes.max(4096);
+                let blocks = info.len / u64::from(block_bytes);
                 let numbers = StatFsOut { blocks, block_bytes, fragment_bytes: block_bytes, ..StatFsOut::default() };
                 self.finish(unique, Ok(&[numbers.as_bytes()]));
             }
@@ -143,110 +127,46 @@ impl VolumeFile {
         }
     }
 
-    fn attributes(&self, node: u64) -> Attr {
-        if node == ROOT {
-            return Attr { ino: ROOT, mode: 0o40500, nlink: 2, block_bytes: 4096, ..Attr::default() };
-        }
-        let mode = if self.info.read_only { 0o100_400 } else { 0o100_600 };
-        let size = self.info.len;
-        Attr { ino: NODE, mode, nlink: 1, size, blocks: size / 512, block_bytes: 4096, ..Attr::default() }
-    }
-
     /// Asks the client for what is left of a request, which was read into `frame`.
-    pub(super) fn submit(&mut self, unique: u64, left: Left, frame: Frame) {
-        let (asked, request) = match left {
-            Left::Write { offset, len } => {
-                let from = match self.reactor.frames().alloc(len).filter(|_| len <= COPIED_BYTES_MAX) {
-                    Some(mut own) => {
-                        own.copy_from(0, &frame, 0..len);
-                        self.incoming = Some(frame);
-                        own
-                    }
-                    None => frame,
-                };
-                (Asked::Write(len as u32), Request::Write { offset, len, from: Rc::new(from), durable: false })
-            }
-            left => {
-                self.incoming = Some(frame);
-                match left {
-                    Left::Read { offset, len } => return self.read(unique, offset, len),
-                    Left::Zero { offset, len, keep_space } => {
-                        let flags = ZeroFlags { keep_space, ..ZeroFlags::default() };
-                        (Asked::Other, Request::Zero { offset, len, flags })
-                    }
-                    Left::Flush => (Asked::Other, Request::Flush),
-                    Left::Nothing | Left::Write { .. } => return,
+    pub(super) fn submit_left(&mut self, unique: u64, left: Left, frame: Frame, requests: &mut Requests) {
+        if let Left::Write { offset, len } = left {
+            let from = match requests.alloc(len).filter(|_| len <= COPIED_BYTES_MAX) {
+                Some(mut own) => {
+                    own.copy_from(0, &frame, 0..len);
+                    self.incoming = Some(frame);
+                    own
                 }
-            }
-        };
-        self.ask(unique, asked, request);
-    }
-
-    fn read(&mut self, unique: u64, offset: u64, len: usize) {
-        match self.reactor.frames().alloc(len) {
-            Some(into) => self.ask(unique, Asked::Read, Request::Read { offset, len, into }),
-            None => self.waiting.push_back(Waiting::Read { unique, offset, len }),
-        }
-    }
-
-    fn ask(&mut self, unique: u64, asked: Asked, request: Request<Frame, Rc<Frame>>) {
-        match self.volume.submit(request, unique) {
-            Ok(()) => {
-                self.asked.insert(unique, asked);
-            }
-            Err(request) => self.waiting.push_back(Waiting::Request { unique, asked, request }),
-        }
-    }
-
-    /// Tries again what waits, in order, each once.
-    pub(super) fn resume_waiting(&mut self) {
-        self.tried_at = self.progress();
-        for _ in 0..self.waiting.len() {
-            match self.waiting.pop_front() {
-                Some(Waiting::Read { unique, offset, len }) => self.read(unique, offset, len),
-                Some(Waiting::Request { unique, asked, request }) => self.ask(unique, asked, request),
-                Some(Waiting::Room) | None => {}
-            }
-        }
-    }
-
-    /// Another number when something that waits might find a place.
-    pub(super) fn progress(&self) -> u64 {
-        self.reactor.frames().given_back() + self.answered
-    }
-
-    /// Takes the client's answers to the kernel.
-    pub(super) fn answer(&mut self) {
-        self.volume.reap(&mut self.done);
-        let mut done = std::mem::take(&mut self.done);
-        for Done { tag, result, buffer } in done.drain(..) {
-            self.answered += 1;
-            let Some(asked) = self.asked.remove(&tag) else {
-                if tag == FLUSH_TAG {
-                    self.last_flush = Some(result.map(drop));
-                }
-                continue;
+                None => frame,
             };
-            match (asked, result, buffer) {
-                (_, Err(error), _) => {
-                    tracing::error!(%error, "a request of the device failed");
-                    self.refuse(tag, errno_of(error));
-                }
-                (Asked::Read, Ok(_), Some(frame)) => self.finish(tag, Ok(&[frame.bytes()])),
-                (Asked::Read, Ok(_), None) => self.refuse(tag, Errno::IO),
-                (Asked::Write(size), Ok(_), _) => self.finish(tag, Ok(&[WriteOut { size, padding: 0 }.as_bytes()])),
-                (Asked::Other, Ok(_), _) => self.finish(tag, Ok(&[])),
-            }
+            return requests.write(unique, (offset, len), from, false);
         }
-        self.done = done;
+        self.incoming = Some(frame);
+        match left {
+            Left::Read { offset, len } => requests.read(unique, offset, len),
+            Left::Zero { offset, len, keep_space } => {
+                let flags = ZeroFlags { keep_space, ..ZeroFlags::default() };
+                requests.ask_plain(unique, Request::Zero { offset, len, flags });
+            }
+            Left::Flush => requests.ask_plain(unique, Request::Flush),
+            Left::Nothing | Left::Write { .. } => {}
+        }
     }
 
-    fn refuse(&mut self, unique: u64, errno: Errno) {
+    pub(super) fn refuse(&mut self, unique: u64, errno: Errno) {
         self.finish(unique, Err(errno.raw_os_error()));
     }
 
-    fn finish(&mut self, unique: u64, answer: Result<&[&[u8]], i32>) {
+    pub(super) fn finish(&mut self, unique: u64, answer: Result<&[&[u8]], i32>) {
         self.session.finish(unique);
         self.reply(unique, answer);
     }
+}
+
+fn attributes(node: u64, info: &VolumeInfo) -> Attr {
+    if node == ROOT {
+        return Attr { ino: ROOT, mode: 0o40500, nlink: 2, block_bytes: 4096, ..Attr::default() };
+    }
+    let mode = if info.read_only { 0o100_400 } else { 0o100_600 };
+    let size = info.len;
+    Attr { ino: NODE, mode, nlink: 1, size, blocks: size / 512, block_bytes: 4096, ..Attr::default() }
 }

@@ -263,7 +263,7 @@ impl NbdFrontend {
         }
     }
 
-    /// Who asked for a request of the front end's class that the engine has not handed back yet; `None` on a unix socket.
+    /// The client of a request of the front end's class that the engine has not completed yet; `None` on a Unix socket.
     pub fn peer_of(&self, tag: Tag) -> Option<SocketAddr> {
         let pending = self.pending.get((tag.0 & 0x00ff_ffff_ffff_ffff) as usize)?;
         self.clients.get(pending.connection)?.peer

@@ -108,7 +108,7 @@ fn lists_that_nobody_reads_are_bounded_together() {
     let queued = rig.frontend.queued_heap_bytes();
     let most = GREETINGS_HEAP_BYTES_MAX + 2 * list;
     assert!(queued > GREETINGS_HEAP_BYTES_MAX && queued < most, "{queued} bytes wait");
-    // One of those who had theirs reads it, though late.
+    // A client with a queued list reads it late.
     let first = rig.read(&mut hoarders[0], list);
     assert_eq!(kind(&first), SERVER);
     hoarders.clear();
@@ -142,7 +142,7 @@ fn connections_that_wait_for_others_share_a_timer_which_comes_less_and_less_ofte
         assert!(std::time::Instant::now() < deadline, "{:?}", rig.frontend.fenced);
         assert!(rig.turn() <= 1, "one timer for all");
     }
-    assert!(rig.frontend.fenced.pause < fenced::PAUSE_MAX, "who comes late does not wait the long pause of the others");
+    assert!(rig.frontend.fenced.pause < fenced::PAUSE_MAX, "a late client does not wait the long pause of the others");
     drop((clients, late));
     assert_eq!(rig.engine.in_flight(), 1);
 }

@@ -235,6 +235,34 @@ fn a_file_that_became_shorter_is_an_error_and_no_signal() {
 }
 
 #[test]
+fn a_file_is_read_straight_into_the_memory_of_the_peer() {
+    for io in BOTH {
+        let (mut pair, arena) = Pair::with_arena(io, ARENA);
+        let whole = canaries(&arena);
+        let mut model = whole.to_vec();
+        let (file, cut, bytes) = file(&mut pair.server, 100_000);
+        let before = pair.server.reactor.counters();
+        let put = |pair: &mut Pair, range: (u64, usize), offset: u64| {
+            pair.server.reactor.put_file(pair.theirs, (file, range.0, range.1), LentPlace { memory: 0, offset })
+        };
+        assert_eq!(put(&mut pair, (10, 60_000), 1000), Ok(60_000));
+        model[1000..61_000].copy_from_slice(&bytes[10..60_010]);
+        assert_eq!(put(&mut pair, (90_000, 20_000), 70_000), Ok(10_000), "up to the end of the file");
+        model[70_000..80_000].copy_from_slice(&bytes[90_000..]);
+        cut.set_len(50_000).unwrap();
+        assert_eq!(put(&mut pair, (49_999, 20_000), 5), Ok(1), "the file became shorter");
+        model[5] = bytes[49_999];
+        assert_eq!(put(&mut pair, (60_000, 20_000), 5), Ok(0));
+        assert_eq!(put(&mut pair, (0, 2), ARENA as u64 - 1), Err(Errno::RANGE));
+        assert!(whole.to_vec()[..] == model);
+        let after = pair.server.reactor.counters();
+        assert_eq!(after.copied_bytes() - before.copied_bytes(), 70_001, "each byte once");
+        pair.server.reactor.remove_file(file);
+        assert_eq!(put(&mut pair, (0, 1), 0), Err(Errno::BADF));
+    }
+}
+
+#[test]
 fn streams_without_an_arena_say_so() {
     for io in BOTH {
         let mut pair = Pair::new(io);

@@ -38,6 +38,18 @@ pub struct VolumeOptions {
     pub bounds: Bounds,
     /// Nothing will be written: the server is told.
     pub read_only: bool,
+    /// Who it is to the server; a new client by default.
+    pub client: Option<ClientName>,
+}
+
+/// A client, so that another process can go on as it: the server begins the session of a client only when the I/O of the client's
+/// earlier sessions has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientName {
+    /// 16 random bytes.
+    pub id: [u8; 16],
+    /// Higher than the numbers of all its sessions before.
+    pub first_session: u64,
 }
 
 impl VolumeOptions {
@@ -48,7 +60,7 @@ impl VolumeOptions {
             unflushed_bytes_max: CLIENT_UNFLUSHED_BYTES,
             lost_after: CLIENT_LOST_AFTER,
         };
-        Self { fabric: Options::new(class), bounds, read_only: false }
+        Self { fabric: Options::new(class), bounds, read_only: false, client: None }
     }
 }
 
@@ -139,9 +151,10 @@ struct Core {
 
 impl Volume {
     /// A volume of the server at `address`. Connects when [`Volume::flush`] is called.
-    pub fn connect(reactor: &Reactor, address: Address, name: &str, options: VolumeOptions) -> Self {
+    pub fn connect(reactor: &Reactor, address: Address, volume: &str, options: VolumeOptions) -> Self {
         let mut fabric = Fabric::new(options.fabric);
-        let client = ClientId(fabric.random().bytes16());
+        let name = options.client.unwrap_or_else(|| ClientName { id: fabric.random().bytes16(), first_session: 1 });
+        let (client, number) = (ClientId(name.id), name.first_session.saturating_sub(1));
         let now = reactor.now();
         let core = Core {
             machine: Machine::new(options.bounds, now),
@@ -152,8 +165,8 @@ impl Volume {
             agreed: None,
             options,
             address,
-            name: name.to_owned(),
-            identity: Identity { client, number: 0, nonce: [0; 16] },
+            name: volume.to_owned(),
+            identity: Identity { client, number, nonce: [0; 16] },
             info: None,
             backoff: RECONNECT_MIN,
             notices: Vec::new(),

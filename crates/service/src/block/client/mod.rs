@@ -13,6 +13,6 @@ mod machine_tests;
 mod request;
 
 pub use blocking::{BlockingVolume, ConnectError};
-pub use driver::{Notice, Volume, VolumeInfo, VolumeOptions};
+pub use driver::{ClientName, Notice, Volume, VolumeInfo, VolumeOptions};
 pub use list::{ListedVolume, list};
 pub use request::{Answer, Bounds, Done, Request, VolumeError};

@@ -251,6 +251,10 @@ impl Service for WithEngine<'_> {
         ServerContext { core: self.volumes, engine: self.engine, sessions: at.sessions }.feed(at.fabric, at.reactor);
     }
 
+    fn has_waiting(&self) -> bool {
+        self.volumes.is_waited()
+    }
+
     fn can_go_on(&self, reactor: &Reactor) -> bool {
         self.volumes.is_waited() && reactor.frames().given_back() != self.volumes.given_back
     }

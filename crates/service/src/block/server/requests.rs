@@ -95,7 +95,12 @@ impl ServerContext<'_> {
         let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
         let sliced = read.len > SMALL_BYTES_MAX;
         let flags = ReadFlags { private, sliced, device, part: false };
-        let result = match self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag) {
+        let step = self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag);
+        if sliced && matches!(step, Ok(Step::Later | Step::Now(_))) {
+            let to = Remote { window: read.window, offset: 0 };
+            self.sessions.note_transfer(fabric, session, to, read.len, true);
+        }
+        let result = match step {
             Ok(Step::Later) => {
                 self.sessions.note_held(session, read.len);
                 return true;
@@ -239,7 +244,7 @@ impl ServerContext<'_> {
         }
         let read_ended = !matches!(&done.outcome, Outcome::Slice(slice) if !slice.last);
         if let Some(&BlockRequest::Read(read)) = self.core.in_flight.get(slot).filter(|_| read_ended) {
-            self.sessions.note_let_go(session, read.len);
+            self.sessions.note_released(session, read.len);
         }
         if let Outcome::Slice(slice) = done.outcome {
             let last = slice.last;

@@ -70,7 +70,7 @@ impl ServerContext<'_> {
     /// Reads, now or when it is its turn and there are frames.
     pub(super) fn read(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, read: Read) {
         let session = read.call.session;
-        let free = self.core.requests.is_empty() && !self.sessions.holds_too_much(fabric, reactor, session);
+        let free = self.core.requests.is_empty() && !self.sessions.must_wait(fabric, reactor, session);
         if !free || !self.try_read(fabric, reactor, read) {
             self.wait(reactor, session, Queued::Read(read));
         }

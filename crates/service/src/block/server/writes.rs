@@ -27,7 +27,7 @@ impl ServerContext<'_> {
         let session = write.call.session;
         let slot = self.start_request(session, BlockRequest::Write(write));
         if self.core.pulls.is_empty() {
-            while !self.sessions.holds_too_much(fabric, reactor, session) {
+            while !self.sessions.must_wait(fabric, reactor, session) {
                 match self.pull_piece(fabric, reactor, slot) {
                     Pulled::Piece(_) => {}
                     Pulled::All => return,
@@ -65,6 +65,7 @@ impl ServerContext<'_> {
             self.end_request(fabric, call.session, part);
             return Pulled::Nothing;
         }
+        self.sessions.note_transfer(fabric, call.session, from, len, false);
         if let Some(BlockRequest::Write(write)) = self.core.in_flight.get_mut(slot) {
             write.asked += len;
         }
@@ -108,7 +109,7 @@ impl ServerContext<'_> {
     ) {
         self.core.pulled_bytes -= len;
         if let Some(BlockRequest::Write(state)) = self.core.in_flight.get(write) {
-            self.sessions.note_let_go(state.call.session, len);
+            self.sessions.note_released(state.call.session, len);
         }
         let Some(BlockRequest::Write(state)) = self.core.in_flight.get_mut(write) else { return };
         state.left -= len;

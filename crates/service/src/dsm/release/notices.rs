@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::super::{Page, Rank};
-use crate::limits::{DSM_NOTICES_PER_MESSAGE, DSM_PAGES_MAX, DSM_RANKS_MAX};
+use crate::limits::{DSM_NOTICES_PER_MESSAGE, DSM_PAGES_MAX, DSM_PAYLOAD_BYTES_MAX, DSM_RANKS_MAX};
 use byway_reactor::seeded::{self, Bug};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -24,7 +24,7 @@ const FENCES: Page = Page::MAX - (DSM_RANKS_MAX as Page - 1);
 const _: () = assert!(FENCES as u64 > DSM_PAGES_MAX);
 
 const ENTRY_BYTES: usize = size_of::<Entry>();
-const _: () = assert!(ENTRY_BYTES == 12);
+const _: () = assert!(ENTRY_BYTES == 12 && DSM_NOTICES_PER_MESSAGE * ENTRY_BYTES <= DSM_PAYLOAD_BYTES_MAX);
 
 #[derive(Clone, Copy, Debug)]
 struct Notice {

@@ -58,11 +58,11 @@ impl Drop for BufferInUse<'_> {
 
 /// Bytes that were read, where the server has put them.
 #[derive(Debug)]
-pub struct Data<'a>(pub(super) Place<'a>);
+pub struct Data<'a>(pub(super) DataLocation<'a>);
 
-/// Where they are.
+/// Where the bytes lie.
 #[derive(Debug)]
-pub(super) enum Place<'a> {
+pub(super) enum DataLocation<'a> {
     /// They came with the answer.
     Message(Vec<u8>),
     /// So many at the start of a buffer.
@@ -73,8 +73,8 @@ impl Data<'_> {
     /// Bytes.
     pub fn len(&self) -> usize {
         match &self.0 {
-            Place::Message(bytes) => bytes.len(),
-            Place::Buffer(_, len) => *len,
+            DataLocation::Message(bytes) => bytes.len(),
+            DataLocation::Buffer(_, len) => *len,
         }
     }
 
@@ -95,8 +95,8 @@ impl Data<'_> {
     pub fn copy_to(&self, into: &mut [u8]) -> Result<(), Errno> {
         let into = into.get_mut(..self.len()).ok_or(Errno::IO)?;
         match &self.0 {
-            Place::Message(bytes) => into.copy_from_slice(bytes),
-            Place::Buffer(buffer, _) => buffer.memory()?.read(0, into).map_err(|_| Errno::IO)?,
+            DataLocation::Message(bytes) => into.copy_from_slice(bytes),
+            DataLocation::Buffer(buffer, _) => buffer.memory()?.read(0, into).map_err(|_| Errno::IO)?,
         }
         Ok(())
     }
@@ -108,11 +108,11 @@ impl Data<'_> {
     /// The system call's.
     pub fn write_to(&self, fd: BorrowedFd<'_>, head: &[u8]) -> std::io::Result<usize> {
         match &self.0 {
-            Place::Message(bytes) => {
+            DataLocation::Message(bytes) => {
                 let parts = [IoSlice::new(head), IoSlice::new(bytes)];
                 Ok(rustix::io::retry_on_intr(|| rustix::io::writev(fd, &parts))?)
             }
-            Place::Buffer(buffer, len) => buffer.memory()?.write_to(fd, head, 0..*len),
+            DataLocation::Buffer(buffer, len) => buffer.memory()?.write_to(fd, head, 0..*len),
         }
     }
 }

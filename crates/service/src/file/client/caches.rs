@@ -18,8 +18,11 @@ use super::connection::Live;
 use super::kernel::{Kernel, KernelCache, Opens};
 use super::leases::{CachedEntry, Invalid, Leases, Ticket};
 use super::tending::Tending;
-use super::{Ask, Caller, Client, Found, NONE};
-use crate::limits::BUSY_PAUSE_MAX;
+use super::{Ask, Caller, Client, Found, NONE, ROOT};
+use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN};
+
+/// How long a client that begins to take leases waits for the first at most.
+const FIRST_LEASE_TIME_MAX: Duration = Duration::from_secs(1);
 
 /// How long a client that ends waits for the server to have taken its leases back.
 const RETURN_TIME_MAX: Duration = Duration::from_secs(1);
@@ -44,6 +47,8 @@ pub(super) struct State {
     /// Nodes with leases, by the names that the server of the session has for them.
     pub(super) names: HashMap<u64, u64>,
     pub(super) opens: Opens,
+    /// Names and attributes that were found without a message.
+    pub(super) hits: u64,
 }
 
 /// See the module.
@@ -172,14 +177,20 @@ impl Client {
     /// What a directory is known to have under a name.
     pub(super) fn cached_entry(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Option<Result<Found, Errno>> {
         let kept = self.kept_name(caller, name);
-        match self.caches.state().leases.entry(parent, &kept, now())? {
+        let mut state = self.caches.state();
+        let entry = state.leases.entry(parent, &kept, now())?;
+        state.hits += 1;
+        match entry {
             CachedEntry::Absent => Some(Err(Errno::NOENT)),
             CachedEntry::Node(node, attributes) => self.table().found(node).then_some(Ok(Found { node, attributes })),
         }
     }
 
     pub(super) fn cached_attributes(&self, node: u64) -> Option<Attributes> {
-        self.caches.state().leases.attributes(node, now())
+        let mut state = self.caches.state();
+        let known = state.leases.attributes(node, now())?;
+        state.hits += 1;
+        Some(known)
     }
 
     /// Takes what an answer to `LookUp` says.
@@ -243,7 +254,8 @@ impl Client {
     }
 
     /// Takes leases from now on, and answers recalls in a thread of its own until the client is closed or dropped. Attributes and
-    /// names are then kept while the server says so, and data by the kernel of a mount, if there is one.
+    /// names are then kept while the server says so, and data by the kernel of a mount, if there is one. Waits until the server gives
+    /// leases, if the share has some, for a second at most: the server notes the client on disk before.
     ///
     /// # Errors
     /// No thread.
@@ -253,6 +265,14 @@ impl Client {
         }
         let client = Arc::downgrade(self);
         std::thread::Builder::new().name("byway-recalls".to_owned()).spawn(move || serve_recalls(&client))?;
+        let end = now() + FIRST_LEASE_TIME_MAX;
+        while self.connection.now().is_some_and(|live| live.gives_leases) && now() < end {
+            let asked = self.attributes(Caller::default(), ROOT, None);
+            if asked.is_err() || self.caches.state().leases.is_leased(ROOT, now()) {
+                break;
+            }
+            std::thread::park_timeout(BUSY_PAUSE_MIN);
+        }
         Ok(())
     }
 
@@ -324,6 +344,7 @@ fn wait_refused(client: &Weak<Client>, session: u64, tending: &mut Tending) {
 /// Waits for recalls and answers them with the next call.
 fn serve_recalls(client: &Weak<Client>) {
     let (mut returned, mut session, mut tending) = (Vec::new(), 0, Tending::default());
+    let mut busy_pause = BUSY_PAUSE_MIN;
     loop {
         let Some(this) = client.upgrade() else { return };
         if this.connection.is_closed() {
@@ -340,7 +361,7 @@ fn serve_recalls(client: &Weak<Client>) {
             let Some(this) = client.upgrade() else { return };
             let pause = this.tend(&mut tending);
             drop(this);
-            match op.wait(Deadline::after(pause)) {
+            match op.wait_in_background(Deadline::after(pause)) {
                 Err(WaitError::Deadline) => {}
                 answer => break answer,
             }
@@ -350,6 +371,7 @@ fn serve_recalls(client: &Weak<Client>) {
             Ok(Ok(outcome)) => {
                 let Ok(reply) = Reply::of(outcome) else { return this.lose(live.number) };
                 returned.clear();
+                busy_pause = BUSY_PAUSE_MIN;
                 for bytes in reply.payload.as_chunks::<{ size_of::<Lease>() }>().0 {
                     let Ok(lease) = Lease::read_from_bytes(bytes) else { continue };
                     this.recalled(lease);
@@ -357,7 +379,10 @@ fn serve_recalls(client: &Weak<Client>) {
                 }
             }
             Ok(Err(OpError::Status(status))) => match CallError::from_status(status) {
-                CallError::Busy => std::thread::park_timeout(BUSY_PAUSE_MAX),
+                CallError::Busy => {
+                    std::thread::park_timeout(busy_pause);
+                    busy_pause = (busy_pause * 2).min(BUSY_PAUSE_MAX);
+                }
                 error @ (CallError::UnknownMethod | CallError::NotServed(_)) => {
                     tracing::info!(%error, "the server gives no leases: every call asks it");
                     return;

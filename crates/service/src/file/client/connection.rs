@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use byway_fabric::node::{Deadline, NodeOptions, OpError, Session, SubmitError};
+use byway_fabric::node::{Deadline, NodeOptions, Op, OpError, Session, SubmitError};
 use byway_fabric::random::Random;
 use byway_fabric::tls::TlsClient;
 use byway_reactor::Address;
@@ -12,10 +12,13 @@ use byway_rpc::node::{Call, Reply, Rpc};
 use byway_rpc::protocol::CALLS_FILES;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::wire::{Arguments, AttachResult, CallError, ClientName, Entry, Method, PROTOCOL};
+use super::super::wire::{
+    Arguments, AttachResult, CallError, ClientName, Entry, FLAG_RENEWS_LOCKS, Method, PROTOCOL, SHARE_LEASES,
+    SHARE_READ_ONLY, SHARE_TRUSTS,
+};
 use super::ClientError;
 use super::backoff::Backoff;
-use super::buffers::Buffers;
+use super::buffers::{Buffer, Buffers};
 use super::caches;
 use super::held_locks::nobody_else_had_them;
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX, FILE_LONG_CALL_TIME_MAX, RECONNECT_MAX};
@@ -35,6 +38,7 @@ pub(super) struct Server {
     pub(super) address: Address,
     pub(super) tls: Option<TlsClient>,
     pub(super) share: String,
+    pub(super) renews_locks: bool,
 }
 
 /// A session that works.
@@ -54,6 +58,8 @@ pub(super) struct Live {
     pub(super) read_only: bool,
     /// The groups of callers count.
     pub(super) trusts: bool,
+    /// The share has leases.
+    pub(super) gives_leases: bool,
 }
 
 /// How a call ended that brought no answer of the file service.
@@ -70,10 +76,10 @@ pub(super) enum Failure {
 }
 
 /// What a server had of this client at the last attach.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Attached {
-    instance: u64,
-    state: u64,
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attached {
+    pub(super) instance: u64,
+    pub(super) state: u64,
 }
 
 /// What is done with a session and the share's root before others use the session. False: it is another share.
@@ -90,7 +96,21 @@ struct State {
     backoff: Backoff,
     /// Since when there is no session.
     lost: Option<Instant>,
+    /// Another process is to go on with this client.
+    suspended: bool,
     closed: bool,
+}
+
+/// What another process needs to be the same client to the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Continuation {
+    pub(super) name: ClientName,
+    /// Nanoseconds of the clock of leases.
+    pub(super) heard: u64,
+    pub(super) instance: u64,
+    /// Of the last session.
+    pub(super) number: u64,
+    pub(super) attached: Option<(Attached, u64)>,
 }
 
 pub(super) struct ServerConnection {
@@ -101,6 +121,8 @@ pub(super) struct ServerConnection {
     heard: AtomicU64,
     /// Calls that were sent.
     calls: AtomicU64,
+    /// Sessions that were made in place of one that was lost.
+    reconnects: AtomicU64,
     /// The server process of the last session that worked.
     instance: AtomicU64,
     pub(super) rpc: Rpc,
@@ -116,24 +138,35 @@ pub(super) struct ServerConnection {
 pub(super) struct Times {
     pub(super) short: Duration,
     pub(super) long: Duration,
+    /// How long a call is made again that the server has no room for.
+    pub(super) busy: Duration,
 }
 
 impl ServerConnection {
     pub(super) fn new(server: Server, lost_after: Duration) -> std::io::Result<Self> {
+        let name = Random::from_kernel().bytes16();
+        let heard = caches::now().nanos();
+        let new = Continuation { name, heard, instance: NO_INSTANCE, number: 0, attached: None };
+        Self::of(new, server, lost_after)
+    }
+
+    /// The connection of a client that another process was.
+    pub(super) fn of(client: Continuation, server: Server, lost_after: Duration) -> std::io::Result<Self> {
         let options = NodeOptions { bulk_lanes: 2, ..NodeOptions::default() };
         let rpc = Rpc::open_for(&options, vec![CALLS_FILES])?;
         Ok(Self {
             server,
-            name: Random::from_kernel().bytes16(),
-            heard: AtomicU64::new(caches::now().nanos()),
+            name: client.name,
+            heard: AtomicU64::new(client.heard),
             calls: AtomicU64::new(0),
-            instance: AtomicU64::new(NO_INSTANCE),
+            reconnects: AtomicU64::new(0),
+            instance: AtomicU64::new(client.instance),
             rpc,
             buffers: Buffers::default(),
-            state: Mutex::default(),
+            state: Mutex::new(State { number: client.number, attached: client.attached, ..State::default() }),
             changed: Condvar::new(),
             lost_after,
-            times: Times { short: FILE_CALL_TIME_MAX, long: FILE_LONG_CALL_TIME_MAX },
+            times: Times { short: FILE_CALL_TIME_MAX, long: FILE_LONG_CALL_TIME_MAX, busy: FILE_CALL_TIME_MAX },
         })
     }
 
@@ -153,9 +186,10 @@ impl ServerConnection {
 
     /// Makes the first session.
     pub(super) fn open(&self, attached: OnAttached<'_>) -> Result<Live, ClientError> {
-        let live = self.attempt(1, attached)?;
+        let number = self.state().number + 1;
+        let live = self.attempt(number, attached)?;
         let mut state = self.state();
-        (state.live, state.number) = (Some(live), 1);
+        (state.live, state.number) = (Some(live), number);
         self.instance.store(live.instance, Ordering::Release);
         Ok(live)
     }
@@ -167,6 +201,9 @@ impl ServerConnection {
             let mut state = self.state();
             if let Some(live) = state.live {
                 return Ok(live);
+            }
+            if state.suspended {
+                return Err(Failure::Lost);
             }
             let lost = *state.lost.get_or_insert_with(Instant::now);
             // After that, each call tries once.
@@ -196,7 +233,14 @@ impl ServerConnection {
                     self.leave(live);
                     return Err(Failure::Lost);
                 }
+                Ok(live) if state.suspended => {
+                    drop(state);
+                    self.changed.notify_all();
+                    let _ = self.rpc.node().close(live.session);
+                    return Err(Failure::Lost);
+                }
                 Ok(live) => {
+                    self.reconnects.fetch_add(1, Ordering::Relaxed);
                     tracing::info!(share = self.server.share, "the server is back after {:?}", lost.elapsed());
                     (state.live, state.lost, state.backoff) = (Some(live), None, Backoff::default());
                     self.instance.store(live.instance, Ordering::Release);
@@ -240,7 +284,9 @@ impl ServerConnection {
     }
 
     fn attach(&self, session: Session, number: u64) -> Result<(Live, Entry), ClientError> {
-        let arguments = Arguments { name_len: (self.server.share.len() as u16).into(), ..super::NONE };
+        let flags = if self.server.renews_locks { FLAG_RENEWS_LOCKS } else { 0 };
+        let name_len = (self.server.share.len() as u16).into();
+        let arguments = Arguments { name_len, flags: flags.into(), ..super::NONE };
         let payload = [self.server.share.as_bytes(), &self.name].concat();
         let (since, mut pause) = (Instant::now(), BUSY_PAUSE_MIN);
         // The server ends the calls of the session before this one first.
@@ -256,7 +302,7 @@ impl ServerConnection {
         let result = AttachResult::read_from_bytes(&reply.result[..]).map_err(|_| ClientError::Lost)?;
         let (root, _) = Entry::read_from_prefix(&reply.payload).map_err(|_| ClientError::Lost)?;
         let is = |flag| result.flags.get() & flag != 0;
-        let (read_only, trusts) = (is(super::super::wire::SHARE_READ_ONLY), is(super::super::wire::SHARE_TRUSTS));
+        let (read_only, trusts, gives_leases) = (is(SHARE_READ_ONLY), is(SHARE_TRUSTS), is(SHARE_LEASES));
         let instance = result.instance.get();
         let now = Attached { instance, state: result.state.get() };
         let mut state = self.state();
@@ -270,12 +316,19 @@ impl ServerConnection {
         let last = self.instance.load(Ordering::Acquire);
         let is_new_process = last != instance && last != NO_INSTANCE;
         let may_reclaim = is_new_process && nobody_else_had_them(silent, uptime);
-        Ok((Live { session, number, epoch, instance, is_new_process, may_reclaim, read_only, trusts }, root))
+        let live =
+            Live { session, number, epoch, instance, is_new_process, may_reclaim, read_only, trusts, gives_leases };
+        Ok((live, root))
     }
 
     /// A call of the session that works was sent then, by the clock of leases, and has been answered.
     pub(super) fn heard(&self, sent: byway_reactor::Instant) {
         self.heard.fetch_max(sent.nanos(), Ordering::AcqRel);
+    }
+
+    /// Sessions that were made in place of one that was lost.
+    pub(super) fn reconnects(&self) -> u64 {
+        self.reconnects.load(Ordering::Relaxed)
     }
 
     /// Calls that were sent.
@@ -294,6 +347,35 @@ impl ServerConnection {
             self.buffers.clear();
             self.changed.notify_all();
         }
+    }
+
+    /// No session is made until [`ServerConnection::resume`]. Gives the one that there is, which is to be ended. Waits for an attempt to
+    /// connect.
+    pub(super) fn suspend(&self) -> Option<Live> {
+        let mut state = self.state();
+        state.suspended = true;
+        let live = state.live.take();
+        drop(self.changed.wait_while(state, |state| state.connecting).unwrap_or_else(PoisonError::into_inner));
+        live
+    }
+
+    /// Ends a session so that the server keeps what it has of the client.
+    pub(super) fn end(&self, live: Live) {
+        let _ = self.rpc.node().close(live.session);
+        self.buffers.clear();
+    }
+
+    /// Sessions are made again.
+    pub(super) fn resume(&self) {
+        self.state().suspended = false;
+        self.changed.notify_all();
+    }
+
+    /// What another process needs to go on with this client, which is suspended.
+    pub(super) fn continuation(&self) -> Continuation {
+        let (heard, instance) = (self.heard.load(Ordering::Acquire), self.instance.load(Ordering::Acquire));
+        let state = self.state();
+        Continuation { name: self.name, heard, instance, number: state.number, attached: state.attached }
     }
 
     /// No further session is made; the one that there is ends.
@@ -324,9 +406,21 @@ impl ServerConnection {
         method: Method,
         arguments: &Arguments,
         payload: &[u8],
-        buffer: Option<&super::buffers::Buffer>,
+        buffer: Option<&Buffer>,
     ) -> Result<Reply, Failure> {
-        let windows: Vec<_> = buffer.map(super::buffers::Buffer::descriptor).into_iter().collect();
+        self.begin(session, method, arguments, payload, buffer)?.wait()
+    }
+
+    /// The same, without waiting for the answer. The buffer is the server's until the call has ended.
+    pub(super) fn begin(
+        &self,
+        session: Session,
+        method: Method,
+        arguments: &Arguments,
+        payload: &[u8],
+        buffer: Option<&Buffer>,
+    ) -> Result<Asked, Failure> {
+        let windows: Vec<_> = buffer.map(Buffer::descriptor).into_iter().collect();
         let call = Call {
             protocol: PROTOCOL,
             method: method as u16,
@@ -341,29 +435,40 @@ impl ServerConnection {
             }
             _ => Deadline::after(self.times.short),
         };
-        let op = match self.rpc.call(session, &call, deadline) {
+        match self.rpc.call(session, &call, deadline) {
             Ok(op) => {
                 self.calls.fetch_add(1, Ordering::Relaxed);
-                op
+                Ok(Asked { op, is_long: method == Method::Lock })
             }
-            Err(SubmitError::Busy) => return Err(Failure::Call(CallError::Busy)),
-            Err(SubmitError::TooLong) => return Err(Failure::Call(rustix::io::Errno::TOOBIG.into())),
-            Err(SubmitError::Unsupported) => return Err(Failure::Call(CallError::NotServed(NO_FILES))),
-            Err(_) => return Err(Failure::NotSent),
-        };
-        match op.wait(Deadline::NEVER) {
+            Err(SubmitError::Busy) => Err(Failure::Call(CallError::Busy)),
+            Err(SubmitError::TooLong) => Err(Failure::Call(rustix::io::Errno::TOOBIG.into())),
+            Err(_) => Err(Failure::NotSent),
+        }
+    }
+
+    /// A buffer with a window that is open to the session.
+    pub(super) fn buffer(&self, live: Live) -> Result<Buffer, Failure> {
+        self.buffers.take(self.rpc.node(), (live.session, live.number))
+    }
+}
+
+/// A call that has begun.
+pub(super) struct Asked {
+    pub(super) op: Op,
+    /// It may wait for other clients, and other calls of this one are shorter.
+    is_long: bool,
+}
+
+impl Asked {
+    /// Waits for the answer.
+    pub(super) fn wait(self) -> Result<Reply, Failure> {
+        let ended =
+            if self.is_long { self.op.wait_in_background(Deadline::NEVER) } else { self.op.wait(Deadline::NEVER) };
+        match ended {
             Ok(Ok(outcome)) => Reply::of(outcome).map_err(|_| Failure::Lost),
             Ok(Err(OpError::Deadline)) => Err(Failure::Late),
             Ok(Err(OpError::Status(status))) => Err(Failure::Call(CallError::from_status(status))),
             Ok(Err(_)) | Err(_) => Err(Failure::Lost),
         }
     }
-
-    /// A buffer with a window that is open to the session.
-    pub(super) fn buffer(&self, live: Live) -> Result<super::buffers::Buffer, Failure> {
-        self.buffers.take(self.rpc.node(), (live.session, live.number))
-    }
 }
-
-/// What a server says that has no shares.
-const NO_FILES: byway_rpc::message::Status = byway_rpc::message::Status::UnknownProtocol;

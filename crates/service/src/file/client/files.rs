@@ -8,10 +8,10 @@ use byway_rpc::node::Reply;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{
-    Attributes, CallError, Entry, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
+    self, Attributes, CallError, Entry, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
     read_directory,
 };
-use super::buffers::{Buffer, BufferInUse, Data, Place};
+use super::buffers::Buffer;
 use super::connection::{Failure, Live};
 use super::leases::Fact;
 use super::table::{Opened, Remote};
@@ -181,7 +181,7 @@ impl Client {
     /// See [`Client::look_up`].
     pub fn unlink(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
         self.ask_giving_up(Method::Unlink, [Some((parent, name)), None], Self::in_directory(caller, parent, name))?;
-        self.table().removed((parent, name));
+        self.note_removed((parent, name));
         Ok(())
     }
 
@@ -195,7 +195,7 @@ impl Client {
             [Some((parent, name)), None],
             Self::in_directory(caller, parent, name),
         )?;
-        self.table().removed((parent, name));
+        self.note_removed((parent, name));
         Ok(())
     }
 
@@ -218,11 +218,10 @@ impl Client {
         };
         self.ask_giving_up(Method::Rename, [Some((parent, name)), Some((new_parent, new_name))], ask)?;
         let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
-        let mut table = self.table();
         if !exchanged {
-            table.removed((new_parent, new_name));
+            self.note_removed((new_parent, new_name));
         }
-        table.renamed((parent, name), (new_parent, new_name), exchanged);
+        self.table().renamed((parent, name), (new_parent, new_name), exchanged);
         Ok(())
     }
 
@@ -231,8 +230,21 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`]; `EOPNOTSUPP` for what is no regular file.
     pub fn open(&self, caller: Caller<'_>, node: u64, flags: u32) -> Result<u64, Errno> {
-        let (live, reply) = self.ask(Method::Open, &Ask { flags, ..Self::on_node(caller, node) })?;
-        self.opened(caller, live, &reply, Opened { node, flags, directory: false })
+        self.open_and_read(caller, node, flags, 0).map(|(handle, _)| handle)
+    }
+
+    /// The same; gives up to so many of the file's first bytes, too.
+    pub(super) fn open_and_read(
+        &self,
+        caller: Caller<'_>,
+        node: u64,
+        flags: u32,
+        len: usize,
+    ) -> Result<(u64, Vec<u8>), Errno> {
+        let ask = Ask { flags, len: len as u64, ..Self::on_node(caller, node) };
+        let (live, reply) = self.ask(Method::Open, &ask)?;
+        let handle = self.opened(caller, live, &reply, Opened { node, flags, directory: false })?;
+        Ok((handle, reply.payload))
     }
 
     fn opened(&self, caller: Caller<'_>, live: Live, reply: &Reply, opened: Opened) -> Result<u64, Errno> {
@@ -290,21 +302,31 @@ impl Client {
 
     /// Closes a file or directory. A server that is away is told when it is back.
     pub fn close_handle(&self, handle: u64) {
+        let Some(remote) = self.take_handle(handle) else { return };
+        match self.connection.now() {
+            Some(live) => self.close_waiting(live, remote),
+            None => self.unclosed().push(remote),
+        }
+    }
+
+    /// Forgets a handle; gives what the server has for it.
+    pub(super) fn take_handle(&self, handle: u64) -> Option<Remote> {
         self.openers.closed(handle);
         let (node, remote) = {
             let mut table = self.table();
-            let Some((_, opened)) = table.handle(handle) else { return };
-            let Some(remote) = table.close(handle) else { return };
-            (opened.node, remote)
+            let (_, opened) = table.handle(handle)?;
+            (opened.node, table.close(handle)?)
         };
         self.caches.closed(handle, node);
-        let told = self.connection.now().ok_or(Failure::NotSent).and_then(|live| {
-            let told = self.close_remote(live, remote);
-            if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
-                self.lose(live.number);
-            }
-            told
-        });
+        Some(remote)
+    }
+
+    /// Has the server close a file, and waits for its answer.
+    pub(super) fn close_waiting(&self, live: Live, remote: Remote) {
+        let told = self.close_remote(live, remote);
+        if matches!(told, Err(Failure::NotSent | Failure::Lost)) {
+            self.lose(live.number);
+        }
         if told.is_err() {
             self.unclosed().push(remote);
         }
@@ -329,51 +351,6 @@ impl Client {
                 _ => return Ok(()),
             }
         }
-    }
-
-    /// Reads; fewer bytes than asked for only at the end of the file.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`].
-    pub fn read(&self, caller: Caller<'_>, handle: u64, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        let mut done = 0;
-        while done < into.len() {
-            let end = into.len().min(done + FILE_TRANSFER_MAX);
-            let piece = &mut into[done..end];
-            let count = self.read_piece(caller, handle, offset + done as u64, piece)?;
-            done += count;
-            if count < end - (done - count) {
-                break;
-            }
-        }
-        Ok(done)
-    }
-
-    fn read_piece(&self, caller: Caller<'_>, handle: u64, offset: u64, into: &mut [u8]) -> Result<usize, Errno> {
-        let data = self.read_data(caller, handle, offset, into.len())?;
-        data.copy_to(into)?;
-        Ok(data.len())
-    }
-
-    /// Reads at most 1 MiB; the bytes stay where the server has put them.
-    ///
-    /// # Errors
-    /// See [`Client::look_up`].
-    pub fn read_data(&self, caller: Caller<'_>, handle: u64, offset: u64, len: usize) -> Result<Data<'_>, Errno> {
-        let len = len.min(FILE_TRANSFER_MAX);
-        let ask = Ask { offset, len: len as u64, ..Self::on_handle(caller, handle) };
-        if len <= SMALL_BYTES_MAX {
-            let (_, reply) = self.ask(Method::Read, &ask)?;
-            return Data(Place::Message(reply.payload)).of_at_most(len);
-        }
-        self.with_filled_buffer(Method::Read, &ask, &[], |buffer, reply| {
-            let count = usize::try_from(number_of(reply)?).map_err(|_| Errno::PROTO)?;
-            let buffer = BufferInUse::new(buffer, &self.connection.buffers);
-            if count <= SMALL_BYTES_MAX {
-                return Ok(Data(Place::Message(reply.payload.get(..count).ok_or(Errno::PROTO)?.to_vec())));
-            }
-            Data(Place::Buffer(buffer, count)).of_at_most(len)
-        })
     }
 
     /// Writes at an offset, at most 1 MiB at once; perhaps fewer bytes, where the file may not grow further.
@@ -426,7 +403,7 @@ impl Client {
     }
 
     /// A call with a window of a buffer, which holds `data` at its start.
-    fn with_filled_buffer<T>(
+    pub(super) fn with_filled_buffer<T>(
         &self,
         method: Method,
         ask: &Ask<'_>,
@@ -434,13 +411,14 @@ impl Client {
         mut take: impl FnMut(Buffer, &Reply) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let changing = self.changing(method, ask);
-        let called = self.repeat(method, ask.repeatable, |live, slot| {
+        let mut call = |live: Live, slot| {
             let (arguments, payload) = self.arguments(live, ask, slot)?;
             let buffer = self.connection.buffer(live)?;
             buffer.write(data).map_err(|_| Failure::NotSent)?;
             let reply = self.connection.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
             take(buffer, &reply).map_err(|errno| Failure::Call(errno.into()))
-        });
+        };
+        let called = self.with_freed_room(|| self.repeat(method, ask.repeatable, &mut call));
         changing.ended(&called);
         let (live, taken) = called?;
         self.note_changes(live, method, ask);
@@ -486,7 +464,7 @@ impl Client {
         let (live, reply) = self.ask(Method::ReadDirectory, &ask)?;
         let mut entries = Vec::new();
         for listed in read_directory(&reply.payload) {
-            let listed = listed.ok_or(Errno::PROTO)?;
+            let listed = listed.filter(wire::Listed::has_single_name).ok_or(Errno::PROTO)?;
             let entry = listed.head.entry;
             let found = (entry.node.get() != 0).then(|| self.hold(live, directory, listed.name, &entry));
             if let Some(found) = &found {

@@ -49,8 +49,22 @@ impl HeldLocks {
         self.nodes.is_empty()
     }
 
-    fn all(&self) -> Vec<(u64, HeldLock)> {
+    /// How many there are.
+    pub(super) fn count(&self) -> usize {
+        self.nodes.values().map(Vec::len).sum()
+    }
+
+    /// All, with the node of each.
+    pub(super) fn all(&self) -> Vec<(u64, HeldLock)> {
         self.nodes.iter().flat_map(|(node, locks)| locks.iter().map(|lock| (*node, *lock))).collect()
+    }
+
+    /// The locks that another process has held for this client, and their epoch; 0 while they are asked for again.
+    pub(super) fn take_over(&mut self, epoch: u64, locks: Vec<(u64, HeldLock)>) {
+        self.epoch = (epoch != 0).then_some(epoch);
+        for (node, lock) in locks {
+            self.nodes.entry(node).or_default().push(lock);
+        }
     }
 
     /// The server has given (`Some(exclusive)`) or taken (`None`) a lock in an epoch. False if that is not the epoch of the others any more:
@@ -111,6 +125,9 @@ fn joined(locks: &mut Vec<HeldLock>, mut lock: HeldLock) -> HeldLock {
 pub(super) fn nobody_else_had_them(silent: Duration, uptime: Duration) -> bool {
     silent.saturating_sub(uptime) < FILE_GRACE
 }
+
+#[cfg(test)]
+mod simulation;
 
 #[cfg(test)]
 mod tests {

@@ -2,7 +2,8 @@
 //!
 //! A file or directory that a user may read, as an earlier call under the same lease has shown, is opened without a message: the server
 //! opens it when a read needs it. Until then a change could take the file away, so such files are opened at the server before the lease
-//! is returned, and before this client changes them.
+//! is returned, and before this client changes them. A short file comes with the call that opens it, if its lease is held before that
+//! call: its bytes are used if nothing has happened to the file until the kernel reads it.
 
 use std::collections::HashMap;
 use std::sync::mpsc;
@@ -13,11 +14,12 @@ use byway_reactor::Errno;
 use rustix::fs::OFlags;
 
 use super::super::wire::Attributes;
+use super::buffers::Data;
 use super::caches::{Caches, now};
 use super::leases::{Fact, Invalid, Leases, OpenMode, PageRead, Ticket};
 use super::table::{Opened, Remote};
 use super::{Caller, Client, Found};
-use crate::limits::{FILE_ATTRIBUTES_LATE_MAX, FILE_LEASE_USE};
+use crate::limits::{FILE_ATTRIBUTES_LATE_MAX, FILE_LEASE_USE, FILE_OPEN_BYTES_FILES_MAX, FILE_OPEN_BYTES_MAX};
 
 /// What the kernel of a mount has cached.
 pub trait KernelCache: Send + Sync + std::fmt::Debug {
@@ -32,9 +34,11 @@ pub trait KernelCache: Send + Sync + std::fmt::Debug {
     fn drop_pages_soon(&self, node: u64);
 }
 
-/// How long the kernel may take to put in a node that it was told of.
-const UNKNOWN_TIME_MAX: Duration = Duration::from_millis(100);
-const UNKNOWN_PAUSE: Duration = Duration::from_millis(1);
+/// How long a node may be unknown to the kernel after it was looked at for an answer: an answer that comes later is late
+/// ([`Giving`]), and the kernel needs a moment to put the node in.
+const UNKNOWN_TIME_MAX: Duration =
+    Duration::from_millis(FILE_ATTRIBUTES_LATE_MAX.as_millis() as u64).saturating_add(Duration::from_millis(100));
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// `R_OK` of `access(2)`.
 const READ: u32 = 4;
@@ -56,6 +60,8 @@ pub(super) struct Opens {
     uses: HashMap<u64, (u64, Use)>,
     /// Open files that the server does not know, by their node.
     unopened: HashMap<u64, Vec<u64>>,
+    /// Whole files that came with the calls that opened them.
+    came: HashMap<u64, (PageRead, Vec<u8>)>,
 }
 
 impl Opens {
@@ -65,6 +71,7 @@ impl Opens {
 
     /// A handle was closed.
     pub(super) fn closed(&mut self, handle: u64, node: u64, leases: &mut Leases<Attributes>) {
+        self.came.remove(&handle);
         match self.uses.remove(&handle) {
             Some((node, Use::Reader)) => leases.end_reader(node),
             Some((node, Use::DirectReader)) => leases.end_direct_reader(node),
@@ -77,6 +84,38 @@ impl Opens {
                 self.unopened.remove(&node);
             }
         }
+    }
+}
+
+impl Opens {
+    /// How the kernel uses an open file, as another process is told.
+    pub(super) fn code_of(&self, handle: u64) -> u8 {
+        match self.uses.get(&handle) {
+            None => 0,
+            Some((_, Use::Reader)) => 1,
+            Some((_, Use::DirectReader)) => 2,
+            Some((_, Use::Writer)) => 3,
+        }
+    }
+
+    /// The kernel uses a file that another process has opened.
+    pub(super) fn take_over(&mut self, handle: u64, node: u64, code: u8, leases: &mut Leases<Attributes>) {
+        let used = match code {
+            1 => Use::Reader,
+            2 => Use::DirectReader,
+            3 => Use::Writer,
+            _ => return,
+        };
+        match used {
+            Use::Writer => leases.begin_writer(node),
+            Use::Reader | Use::DirectReader => leases.take_over_reader(node, used == Use::Reader),
+        }
+        self.uses.insert(handle, (node, used));
+    }
+
+    /// All open files that the server does not know.
+    pub(super) fn take_all_unopened(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.unopened).into_values().flatten().collect()
     }
 }
 
@@ -105,7 +144,7 @@ impl Caches {
             Invalid::Pages => kernel.drop_pages(node),
         };
         while !drops() && is_known() && Instant::now() < end {
-            std::thread::park_timeout(UNKNOWN_PAUSE);
+            std::thread::park_timeout(PAUSE);
         }
         if what == Invalid::Pages {
             self.state().leases.end_drop(node, true);
@@ -113,12 +152,12 @@ impl Caches {
     }
 
     /// Has the kernel drop attributes. Nodes that it does not know are tried again, all together: see [`Caches::invalidate`].
-    fn drop_attributes_of(&self, mut nodes: Vec<u64>) {
+    pub(super) fn drop_attributes_of(&self, mut nodes: Vec<u64>) {
         let Some(kernel) = self.kernel.0.get() else { return };
         nodes.retain(|node| !kernel.drop_attributes(*node));
         let end = Instant::now() + UNKNOWN_TIME_MAX;
         while !nodes.is_empty() && Instant::now() < end {
-            std::thread::park_timeout(UNKNOWN_PAUSE);
+            std::thread::park_timeout(PAUSE);
             nodes.retain(|node| self.state().leases.is_known(*node) && !kernel.drop_attributes(*node));
         }
     }
@@ -168,6 +207,26 @@ impl Caches {
     }
 }
 
+/// A change of a file's size, until the kernel has its answer.
+pub struct Resizing<'a> {
+    client: &'a Client,
+    node: u64,
+    size: Option<u64>,
+}
+
+impl Resizing<'_> {
+    /// It was done.
+    pub fn done(&mut self, size: u64) {
+        self.size = Some(size);
+    }
+}
+
+impl Drop for Resizing<'_> {
+    fn drop(&mut self) {
+        self.client.caches.state().leases.end_resize(self.node, self.size, now());
+    }
+}
+
 /// Attributes on their way to the kernel. It counts their time from when it takes them: if that was late, it drops them.
 pub struct Giving<'a> {
     client: &'a Client,
@@ -211,7 +270,39 @@ impl Client {
             return opened.map(|handle| (handle, OpenMode::Direct));
         }
         let opened = Opened { node, flags, directory: false };
-        self.open_reader(caller, opened, || self.open(caller, node, flags))
+        self.open_reader(caller, opened, || self.open_and_keep(caller, node, flags))
+    }
+
+    /// Opens a file. A short one comes with the answer, and is kept for the kernel's first read of it.
+    fn open_and_keep(&self, caller: Caller<'_>, node: u64, flags: u32) -> Result<u64, Errno> {
+        let is_plain = OFlags::from_bits_retain(flags).difference(PLAIN_FLAGS) == OFlags::empty();
+        let (read, size) = {
+            let (state, now) = (self.caches.state(), now());
+            let size = state.leases.attributes(node, now).map_or(0, |attributes| attributes.size.get());
+            (state.leases.begin_early_read(node, now), usize::try_from(size).unwrap_or(usize::MAX))
+        };
+        let len = if is_plain && size <= FILE_OPEN_BYTES_MAX { size } else { 0 };
+        let (handle, bytes) = self.open_and_read(caller, node, flags, len)?;
+        if len > 0 && bytes.len() == len {
+            let came = &mut self.caches.state().opens.came;
+            if came.len() < FILE_OPEN_BYTES_FILES_MAX {
+                came.insert(handle, (read, bytes));
+            }
+        }
+        Ok(handle)
+    }
+
+    /// A file's bytes from an offset on that came with the call that opened it, if they are those that it has now. They are given once.
+    pub fn take_opened_bytes(&self, node: u64, handle: u64, offset: u64, len: usize) -> Option<Vec<u8>> {
+        let mut state = self.caches.state();
+        let (read, mut bytes) = state.opens.came.remove(&handle)?;
+        if !state.leases.is_fresh(node, read, now()) {
+            return None;
+        }
+        let start = usize::try_from(offset).unwrap_or(usize::MAX).min(bytes.len());
+        bytes.drain(..start);
+        bytes.truncate(len);
+        Some(bytes)
     }
 
     /// Opens a directory for the kernel of a mount, which is told the mode.
@@ -278,8 +369,12 @@ impl Client {
 
     /// Attributes of a node that was just found, and for how long the kernel may use them without asking.
     pub fn believed(&self, found: &Found) -> (Attributes, Duration) {
-        let believed = self.caches.state().leases.believed(found.node, now());
-        believed.unwrap_or((found.attributes, Duration::ZERO))
+        let mut state = self.caches.state();
+        let now = now();
+        let believed = state.leases.believed(found.node, now);
+        let (attributes, valid) = believed.unwrap_or((found.attributes, Duration::ZERO));
+        state.leases.told_size(found.node, attributes.size.get(), now);
+        (attributes, valid)
     }
 
     /// Attributes are about to be given to the kernel: of one node, or of those of a listing. Call it before [`Client::believed`], and
@@ -298,6 +393,53 @@ impl Client {
     pub fn end_page_read(&self, node: u64, read: PageRead) -> bool {
         let mut state = self.caches.state();
         state.leases.end_read(node, read, now()) || !state.leases.is_drop_due(node, now())
+    }
+
+    /// The kernel changes a file's size to one that may be shorter. Drop what this gives when the kernel has the answer.
+    pub fn resizing(&self, node: u64) -> Resizing<'_> {
+        self.caches.state().leases.begin_resize(node, now());
+        Resizing { client: self, node, size: None }
+    }
+
+    /// The kernel writes to a file up to an offset, in bytes.
+    pub fn written_to(&self, node: u64, end: u64) {
+        self.caches.state().leases.written_to(node, end);
+    }
+
+    /// Reads for the kernel's page cache. Bytes that end before the size that the kernel knows are read again for
+    /// a while ([`Leases::ends_early`]): a program may be rewriting the file, or the kernel does not know the new size yet.
+    ///
+    /// # Errors
+    /// See [`Client::read_data`].
+    pub fn read_pages(
+        &self,
+        caller: Caller<'_>,
+        (node, handle): (u64, u64),
+        offset: u64,
+        len: usize,
+    ) -> Result<Data<'_>, Errno> {
+        let begun = Instant::now();
+        loop {
+            let data = self.read_data(caller, handle, offset, len)?;
+            let ends = (offset.saturating_add(len as u64), offset.saturating_add(data.len() as u64));
+            let again = self.caches.state().leases.ends_early(node, ends, now());
+            if again.is_none_or(|limit| begun.elapsed() >= limit) {
+                return Ok(data);
+            }
+            drop(data);
+            std::thread::park_timeout(PAUSE);
+        }
+    }
+
+    /// Whether the kernel should be told a node's size only with a lease, which is not held and may be had: see
+    /// [`Leases::wants_sure_size`].
+    pub fn wants_sure_size(&self, node: u64) -> bool {
+        self.caches.state().leases.wants_sure_size(node, now())
+    }
+
+    /// No lease on a node can be had now: its size is told without one for a while.
+    pub fn give_up_sure_size(&self, node: u64) {
+        self.caches.state().leases.refused(node, now());
     }
 
     /// Whether the kernel has pages of a node that [`Client::drop_stale_pages`] has to drop before the node's attributes are answered.
@@ -352,5 +494,48 @@ impl Client {
     pub(super) fn learn_fact(&self, caller: Caller<'_>, ticket: Ticket, node: u64, fact: Fact) {
         let user = self.user(caller);
         self.caches.state().leases.learn_fact(ticket, node, &user, fact);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    /// A kernel that an answer reaches just before it counts as late.
+    #[derive(Debug, Default)]
+    struct SlowKernel {
+        asked: Mutex<Option<Instant>>,
+        dropped: Mutex<bool>,
+    }
+
+    impl KernelCache for SlowKernel {
+        fn drop_attributes(&self, _: u64) -> bool {
+            let since = *self.asked.lock().unwrap().get_or_insert_with(Instant::now);
+            let knows = since.elapsed() + Duration::from_millis(100) >= FILE_ATTRIBUTES_LATE_MAX;
+            *self.dropped.lock().unwrap() |= knows;
+            knows
+        }
+
+        fn drop_pages(&self, node: u64) -> bool {
+            self.drop_attributes(node)
+        }
+
+        fn drop_pages_soon(&self, _: u64) {}
+    }
+
+    #[test]
+    fn a_recall_waits_for_an_answer_that_is_not_late() {
+        for what in [Invalid::Attributes, Invalid::Pages] {
+            let (caches, kernel) = (Caches::default(), Arc::new(SlowKernel::default()));
+            caches.kernel.set(Arc::clone(&kernel) as Arc<dyn KernelCache>);
+            caches.invalidate(7, what, || true);
+            assert!(*kernel.dropped.lock().unwrap(), "{what:?}");
+            let (caches, kernel) = (Caches::default(), Arc::new(SlowKernel::default()));
+            caches.kernel.set(Arc::clone(&kernel) as Arc<dyn KernelCache>);
+            caches.invalidate(7, what, || false);
+            assert!(!*kernel.dropped.lock().unwrap(), "a node that the kernel has forgotten is not waited for");
+        }
     }
 }

@@ -14,12 +14,18 @@
 //!
 //! `A` is the type of a file's attributes.
 
+mod early;
+mod handover;
+mod open_files;
+mod sizes;
+
 use std::collections::HashMap;
 use std::time::Duration;
 
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
+use self::sizes::KernelSize;
 use crate::limits::{
     FILE_ATTRIBUTES_LATE_MAX, FILE_CONTENDED_TIME, FILE_ENTRIES_CACHED_MAX, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL,
     FILE_LEASE_USE,
@@ -104,6 +110,7 @@ struct Pages {
     direct: u32,
     /// Open files that may write.
     writers: u32,
+    size: KernelSize,
 }
 
 #[derive(Debug)]
@@ -417,7 +424,9 @@ impl<A: Clone> Leases<A> {
         known.contended_until = now + FILE_CONTENDED_TIME;
         let pages = &known.pages;
         // Dirty pages of a mapped file would be written, which may wait for other clients' leases, and they for this one.
-        let drops_pages = pages.writers == 0 && (pages.filled || pages.dropping > 0);
+        // A read through the cache may be on its way here.
+        let has_pages = pages.filled || pages.dropping > 0 || pages.cached > 0;
+        let drops_pages = pages.writers == 0 && has_pages;
         let attributes = known.has_kernel_attributes(now) && !seeded::is(Bug::KernelAttributesAfterRecall);
         if drops_pages && !seeded::is(Bug::RecallBeforeInvalidation) {
             return Some(Invalid::Pages);
@@ -448,66 +457,18 @@ impl<A: Clone> Leases<A> {
         }
     }
 
-    /// A file is to be opened for writing, or a write of it begins: pages are not believed while it is.
-    pub fn begin_writer(&mut self, node: u64) {
-        let pages = &mut self.node(node).pages;
-        pages.writers += 1;
-        pages.untrusted |= pages.filled;
-    }
-
-    /// It was closed, or not opened.
-    pub fn end_writer(&mut self, node: u64) {
-        if let Some(known) = self.nodes.get_mut(&node) {
-            known.pages.writers = known.pages.writers.saturating_sub(1);
-            known.pages.untrusted |= known.pages.filled;
-        }
-    }
-
-    /// A file was opened for reading: how its reads go from now on, until [`Leases::end_reader`] or
-    /// [`Leases::end_direct_reader`].
-    pub fn begin_reader(&mut self, node: u64, now: Instant) -> OpenMode {
-        let leased = self.is_leased(node, now);
-        let keep = self.has_fresh_pages(node, now);
-        match self.nodes.get_mut(&node) {
-            Some(known) if leased && known.pages.writers == 0 && now >= known.contended_until => {
-                known.pages.cached += 1;
-                OpenMode::Cached { keep }
-            }
-            _ => {
-                self.node(node).pages.direct += 1;
-                OpenMode::Direct
-            }
-        }
-    }
-
-    /// A file that reads past the cache was closed.
-    pub fn end_direct_reader(&mut self, node: u64) {
-        if let Some(known) = self.nodes.get_mut(&node) {
-            known.pages.direct = known.pages.direct.saturating_sub(1);
-        }
-    }
-
-    /// A file that reads through the cache was closed.
-    pub fn end_reader(&mut self, node: u64) {
-        if let Some(known) = self.nodes.get_mut(&node) {
-            known.pages.cached = known.pages.cached.saturating_sub(1);
-        }
-    }
-
     /// A read for the page cache is sent.
     pub fn begin_read(&mut self, node: u64, now: Instant) -> PageRead {
-        let leased = self.is_leased(node, now);
-        let known = self.node(node);
-        let leased = leased && known.pages.writers == 0;
-        known.pages.filled = true;
-        known.pages.untrusted |= !leased;
-        PageRead { epoch: self.epoch, event: self.events, leased }
+        let read = self.begin_early_read(node, now);
+        let pages = &mut self.node(node).pages;
+        pages.filled = true;
+        pages.untrusted |= !read.leased;
+        read
     }
 
     /// Its bytes are about to be given to the kernel. False if they should be dropped there soon: they may be old by then.
     pub fn end_read(&mut self, node: u64, read: PageRead, now: Instant) -> bool {
-        let held = self.is_leased(node, now) && read.epoch == self.epoch && self.event_of(node) <= read.event;
-        let good = read.leased && held;
+        let good = self.is_fresh(node, read, now);
         if let Some(known) = self.nodes.get_mut(&node) {
             known.pages.filled = true;
             known.pages.untrusted |= !good;

@@ -13,6 +13,9 @@ use super::held_locks::HeldLock;
 use super::{Ask, Caller, Client, ROOT};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, FILE_CALL_TIME_MAX};
 
+/// The type of a call that releases a lock, as `fcntl(2)` has it.
+const UNLOCK: u32 = 2;
+
 /// How a range is locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
@@ -83,9 +86,9 @@ impl Client {
         // Why the lock was not had, while it is made sure that the one before it is gone too.
         let mut refused = None;
         loop {
-            ask.mode = now.map_or(2, u32::from);
+            ask.mode = now.map_or(UNLOCK, u32::from);
             let before = self.table().locks.epoch();
-            let asked = self.locking(&ask, range.pid);
+            let asked = self.locking(&ask, handle, range);
             let mut table = self.table();
             let Some((_, opened)) = table.handle(handle) else { return refused.map_or(asked.map(|_| ()), Err) };
             match asked {
@@ -106,10 +109,17 @@ impl Client {
     }
 
     /// A lock has the process in the field for a second file.
-    fn locking(&self, ask: &Ask<'_>, pid: u32) -> Result<(Live, Reply), Errno> {
+    fn locking(&self, ask: &Ask<'_>, handle: u64, range: LockRange) -> Result<(Live, Reply), Errno> {
         self.repeat(Method::Lock, true, |live, slot| {
+            // If the answer to a release is lost with the server, another client may have the lock: it must not be asked for again.
+            if ask.mode == UNLOCK {
+                let mut table = self.table();
+                if let Some((_, opened)) = table.handle(handle) {
+                    table.locks.note(live.epoch, opened.node, range, None);
+                }
+            }
             let (mut arguments, payload) = self.arguments(live, ask, slot)?;
-            arguments.second = u64::from(pid).into();
+            arguments.second = u64::from(range.pid).into();
             self.connection.call_on(live.session, Method::Lock, &arguments, &payload, None)
         })
     }
@@ -168,7 +178,7 @@ impl Client {
         let Some(handle) = self.table().handle_of(node) else { return Ok(false) };
         let HeldLock { range, exclusive } = *lock;
         let flags = how | if range.whole { FLAG_WHOLE } else { 0 };
-        let mode = if how == FLAG_RECLAIM { u32::from(exclusive) } else { 2 };
+        let mode = if how == FLAG_RECLAIM { u32::from(exclusive) } else { UNLOCK };
         let (since, mut pause) = (Instant::now(), BUSY_PAUSE_MIN);
         loop {
             let asked = self.remote_handle(live, Caller::default(), handle).and_then(|file| {
@@ -206,7 +216,7 @@ impl Client {
     pub fn cancel_lock(&self, caller: Caller<'_>, handle: u64, range: LockRange) -> Result<(), Errno> {
         let mut ask = Self::on_range(caller, handle, range);
         ask.flags |= FLAG_CANCEL;
-        self.locking(&ask, range.pid).map(|_| ())
+        self.locking(&ask, handle, range).map(|_| ())
     }
 
     /// What is in the way of a lock.
@@ -222,7 +232,7 @@ impl Client {
     ) -> Result<Option<Locked>, Errno> {
         let mut ask = Self::on_range(caller, handle, range);
         (ask.flags, ask.mode) = (ask.flags | FLAG_TEST, u32::from(exclusive));
-        let (_, reply) = self.locking(&ask, range.pid)?;
+        let (_, reply) = self.locking(&ask, handle, range)?;
         let (found, _) = LockResult::read_from_prefix(&reply.payload).map_err(|_| Errno::PROTO)?;
         let LockResult { start, last, kind, pid } = found;
         let locked = |exclusive| Locked { exclusive, start: start.get(), last: last.get(), pid: pid.get() };

@@ -7,11 +7,15 @@
 //! directory, then fails with `EIO` if its answer was lost, because its outcome is unknown. A sync fails once if the server
 //! process that received earlier writes has ended.
 
+mod answers;
 mod backoff;
 mod buffers;
 mod caches;
+mod closing;
 mod connection;
 mod files;
+mod freed;
+mod handover;
 mod held_locks;
 mod kept_files;
 mod kernel;
@@ -20,7 +24,9 @@ mod list;
 mod locking;
 mod new_mode;
 mod opener;
+mod reading;
 mod released;
+mod report;
 mod slots;
 mod table;
 mod tending;
@@ -37,22 +43,27 @@ use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
+use self::answers::{entry_of, handle_of, number_of};
 pub use self::buffers::Data;
 use self::caches::Caches;
+use self::closing::Closing;
 use self::connection::{Failure, Live, Server, ServerConnection};
 pub use self::files::Listed;
+use self::freed::LastRemoval;
+pub use self::handover::TakeOverError;
+pub use self::handover::record::StateError;
 pub use self::kernel::{Giving, KernelCache};
 pub use self::list::{ListedShare, list};
 pub use self::locking::{LockKind, LockRange, Locked};
 pub use self::new_mode::NewMode;
 use self::opener::{Opener, Openers};
+use self::released::Releases;
+pub use self::report::ClientReport;
 use self::slots::{SlotPool, SlotUse};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
-use super::wire::{
-    Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes, OpenResult, SET_SIZE,
-};
-use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_CALL_TIME_MAX, FILE_LOST_AFTER};
+use super::wire::{Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes, SET_SIZE};
+use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_LOST_AFTER, FILE_NODES_RELEASED_MAX};
 
 /// No arguments.
 const NONE: Arguments = Arguments {
@@ -128,12 +139,14 @@ pub struct ClientOptions {
     pub share: String,
     /// How long calls wait for a server that does not answer before they fail with `EIO`.
     pub lost_after: Duration,
+    /// [`Client::renew`] is called every few seconds: the server need not keep the locks of this client while it is stopped or cut off.
+    pub renews_locks: bool,
 }
 
 impl ClientOptions {
-    /// A share, without TLS.
+    /// A share, without TLS, for a client that does not renew its locks.
     pub fn new(address: Address, share: &str) -> Self {
-        Self { address, tls: None, share: share.to_owned(), lost_after: FILE_LOST_AFTER }
+        Self { address, tls: None, share: share.to_owned(), lost_after: FILE_LOST_AFTER, renews_locks: false }
     }
 }
 
@@ -153,7 +166,10 @@ pub struct Client {
     forgotten: Mutex<Vec<(u64, Forgotten)>>,
     /// What was closed while the server was away.
     unclosed: Mutex<Vec<Remote>>,
+    closing: Closing,
     openers: Openers,
+    releases: Releases,
+    last_removal: LastRemoval,
     slots: SlotPool,
     caches: Arc<Caches>,
 }
@@ -186,15 +202,18 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub fn connect(options: ClientOptions) -> Result<Self, ClientError> {
-        let ClientOptions { address, tls, share, lost_after } = options;
-        let connection =
-            ServerConnection::new(Server { address, tls, share }, lost_after).map_err(ClientError::Node)?;
+        let ClientOptions { address, tls, share, lost_after, renews_locks } = options;
+        let connection = ServerConnection::new(Server { address, tls, share, renews_locks }, lost_after)
+            .map_err(ClientError::Node)?;
         let client = Self {
             connection,
             table: Mutex::default(),
             forgotten: Mutex::default(),
             unclosed: Mutex::default(),
+            closing: Closing::default(),
             openers: Openers::default(),
+            releases: Releases::default(),
+            last_removal: LastRemoval::default(),
             slots: SlotPool::default(),
             caches: Arc::default(),
         };
@@ -266,12 +285,7 @@ impl Client {
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
         let changing = self.changing(method, ask);
         let call = |live, slot| self.ask_once(live, method, ask, slot);
-        let mut answered = self.repeat(method, ask.repeatable, call);
-        let is_full = matches!(answered, Err(Errno::NFILE)) && matches!(method, Method::LookUp | Method::Open);
-        if is_full && self.release_nodes() || matches!(answered, Err(Errno::STALE)) && self.was_released(ask) {
-            // Nothing was done.
-            answered = self.repeat(method, ask.repeatable, call);
-        }
+        let answered = self.with_freed_room(|| self.with_room(ask, || self.repeat(method, ask.repeatable, call)));
         changing.ended(&answered);
         let (live, reply) = answered?;
         self.note_changes(live, method, ask);
@@ -357,7 +371,7 @@ impl Client {
                 }
                 Err(Failure::Call(CallError::Busy | CallError::Grace)) => {
                     let since: Instant = *busy_since.get_or_insert_with(Instant::now);
-                    if since.elapsed() > FILE_CALL_TIME_MAX {
+                    if since.elapsed() > self.connection.times.busy {
                         return Err(Errno::AGAIN);
                     }
                     std::thread::park_timeout(pause);
@@ -524,6 +538,10 @@ impl Client {
     /// Tells the server, unless it knows nothing any more of the epoch in which the nodes were named.
     fn tell_forgotten(&self, all: &[(u64, Forgotten)]) {
         use zerocopy::IntoBytes;
+        // As many as fit into a message.
+        if all.len() > FILE_NODES_RELEASED_MAX {
+            return all.chunks(FILE_NODES_RELEASED_MAX).for_each(|some| self.tell_forgotten(some));
+        }
         let told = self.repeat(Method::Forget, false, |live, slot| {
             let now = all.iter().filter(|(epoch, _)| *epoch == live.epoch);
             let data: Vec<u8> = now.flat_map(|(_, one)| one.as_bytes()).copied().collect();
@@ -534,6 +552,7 @@ impl Client {
         });
         if let Err(error) = told {
             tracing::debug!(%error, "cannot tell the server which files are no longer used");
+            self.name_again(error, all);
         }
     }
 
@@ -572,15 +591,3 @@ fn groups_of(caller: Caller<'_>) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests;
-
-fn entry_of(reply: &Reply) -> Result<Entry, Errno> {
-    Entry::read_from_prefix(&reply.payload).map(|(entry, _)| entry).map_err(|_| Errno::PROTO)
-}
-
-fn handle_of(reply: &Reply) -> Result<u64, Errno> {
-    OpenResult::read_from_bytes(&reply.result[..]).map(|result| result.handle.get()).map_err(|_| Errno::PROTO)
-}
-
-fn number_of(reply: &Reply) -> Result<u64, Errno> {
-    reply.result[..].first_chunk::<8>().map(|bytes| u64::from_le_bytes(*bytes)).ok_or(Errno::PROTO)
-}

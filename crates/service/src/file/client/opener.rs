@@ -9,9 +9,9 @@ use super::Caller;
 /// A user, as a [`Caller`] that lasts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Opener {
-    uid: u32,
-    gid: u32,
-    groups: Vec<u32>,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) groups: Vec<u32>,
 }
 
 impl Opener {
@@ -32,6 +32,11 @@ impl Openers {
     pub(super) fn opened(&self, handle: u64, caller: Caller<'_>) {
         let Caller { uid, gid, groups } = caller;
         self.map().insert(handle, Opener { uid, gid, groups: groups.to_vec() });
+    }
+
+    /// The file was opened in another process.
+    pub(super) fn take_over(&self, handle: u64, opener: Opener) {
+        self.map().insert(handle, opener);
     }
 
     pub(super) fn of(&self, handle: u64) -> Option<Opener> {

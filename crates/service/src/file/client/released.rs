@@ -4,15 +4,36 @@
 //! a while is released: when it is used again, it is looked up by its name, as after a restart of the server.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
+use byway_reactor::{Errno, Instant};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
 use super::super::wire::{Forgotten, Method};
+use super::caches::now;
 use super::connection::{Failure, Live};
 use super::table::{ROOT, Remote, Table};
 use super::{Ask, Client, NONE};
-use crate::limits::{FILE_NODES_HELD_MAX, FILE_NODES_RELEASED_MAX};
+use crate::limits::{BUSY_PAUSE_MIN, FILE_FREED_AFTER, FILE_NODES_HELD_MAX, FILE_NODES_MAX, FILE_NODES_RELEASED_MAX};
+
+/// How often a call is made again at least for which the server had no room, if nodes are released in between.
+const CALLS_AGAIN: usize = 16;
+
+/// After so long, it is made no more often.
+const CALLS_AGAIN_TIME: Duration = Duration::from_secs(1);
+
+/// Releases of nodes of a client: one at a time.
+#[derive(Debug, Default)]
+pub(super) struct Releases {
+    turn: Mutex<()>,
+    /// How often the server was told of some.
+    done: AtomicU64,
+    /// When it was last told, in nanoseconds of [`now`].
+    told: AtomicU64,
+}
 
 /// The nodes that the server of an epoch holds, without the root.
 #[derive(Debug)]
@@ -102,8 +123,13 @@ impl Client {
     /// Nodes that were not used for a while. The server is to be told.
     fn released(&self) -> Vec<(u64, Forgotten)> {
         let release = || {
-            let state = self.caches.state();
-            self.table().release(|node| state.leases.has_lease(node))
+            let mut state = self.caches.state();
+            let released = self.table().release(|node| state.leases.has_lease(node));
+            for (remote, _) in &released {
+                // Of a lease that it had before. An answer that names the node again comes later.
+                state.names.remove(&remote.name);
+            }
+            released
         };
         let mut released = release();
         if released.is_empty() {
@@ -118,8 +144,14 @@ impl Client {
 
     /// Has the server forget nodes that were not used for a while. False if there are none.
     pub(super) fn release_nodes(&self) -> bool {
+        // Another thread that has released all that can be is waited for until the server has heard of it.
+        let _turn = self.releases.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let released = self.released();
         self.tell_forgotten(&released);
+        if !released.is_empty() {
+            self.releases.told.store(now().nanos(), Ordering::Relaxed);
+            self.releases.done.fetch_add(1, Ordering::AcqRel);
+        }
         !released.is_empty()
     }
 
@@ -134,8 +166,47 @@ impl Client {
         self.connection.call_on(live.session, Method::Forget, &NONE, &data, None).map(|_| true)
     }
 
+    /// The server did not forget nodes. If it had no room, they are named again with the next ones: it holds no more than that.
+    pub(super) fn name_again(&self, error: Errno, all: &[(u64, Forgotten)]) {
+        let mut forgotten = self.forgotten.lock().unwrap_or_else(PoisonError::into_inner);
+        if error == Errno::AGAIN && forgotten.len() + all.len() <= FILE_NODES_MAX {
+            forgotten.extend_from_slice(all);
+        }
+    }
+
+    /// Makes a call; again while the server has no room and nodes are released, and when a node of it was released meanwhile. Other threads
+    /// may take the room that this one has made, and the server closes what was released a moment after it has answered.
+    pub(super) fn with_room<T>(&self, ask: &Ask<'_>, mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+        let releases = || self.releases.done.load(Ordering::Acquire);
+        let (mut tries, mut until) = (0, None);
+        loop {
+            let before = releases();
+            let answered = call();
+            // Nothing was done.
+            let is_again = match answered {
+                Err(Errno::NFILE) => self.release_nodes() || releases() != before || self.waits_for_released(),
+                Err(Errno::STALE) => self.was_released(ask),
+                _ => false,
+            };
+            if !is_again || tries > CALLS_AGAIN && now() > *until.get_or_insert_with(|| now() + CALLS_AGAIN_TIME) {
+                return answered;
+            }
+            tries += 1;
+        }
+    }
+
+    /// Waits a little if the server may be closing what was released.
+    fn waits_for_released(&self) -> bool {
+        let told = Instant::from_nanos(self.releases.told.load(Ordering::Relaxed));
+        let is_late = now() < told + FILE_FREED_AFTER;
+        if is_late {
+            std::thread::park_timeout(BUSY_PAUSE_MIN);
+        }
+        is_late
+    }
+
     /// Whether another thread had the server forget a node of a call that was on its way.
-    pub(super) fn was_released(&self, ask: &Ask<'_>) -> bool {
+    fn was_released(&self, ask: &Ask<'_>) -> bool {
         let table = self.table();
         [ask.node, ask.second_node].into_iter().flatten().any(|node| table.held_as(node).is_none())
     }

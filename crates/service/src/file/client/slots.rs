@@ -38,6 +38,24 @@ impl SlotPool {
         self.free.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The last call of each slot, while no call is under way.
+    pub(super) fn last_calls(&self) -> [u16; FILE_SLOTS as usize] {
+        let mut last = [0; FILE_SLOTS as usize];
+        for SlotUse { slot, sequence } in self.free().iter() {
+            last[usize::from(*slot) - 1] = *sequence;
+        }
+        last
+    }
+
+    /// The slots of a client in another process, with the last call of each.
+    pub(super) fn of_last_calls(last: impl Fn(usize) -> u16) -> Self {
+        let pool = Self::default();
+        for one in pool.free().iter_mut() {
+            one.sequence = last(usize::from(one.slot) - 1);
+        }
+        pool
+    }
+
     /// Takes a slot for a new call; waits for one.
     pub(super) fn take(&self) -> Taken<'_> {
         let mut free = self.free();

@@ -4,6 +4,8 @@
 //! node is valid for one *epoch*: the sessions in which the server has kept it. A node that is used in a later epoch is
 //! looked up again, by its directory and name, and is the same only if inode number and birth time are equal.
 
+mod handover;
+
 use std::collections::HashMap;
 
 use rustix::fs::FileType;
@@ -324,6 +326,11 @@ impl Table {
     /// Whether anything is open.
     pub(super) fn has_open_files(&self) -> bool {
         !self.handles.is_empty()
+    }
+
+    /// Open files and directories.
+    pub(super) fn open_files(&self) -> usize {
+        self.handles.len()
     }
 
     /// An open file of a node.

@@ -1,4 +1,5 @@
-//! What the thread for recalls does beside them: it renews leases, and drops mapped pages that are not fresh.
+//! What the thread for recalls does beside them: it renews leases, drops mapped pages that are not fresh, and looks at answers that
+//! no other thread waits for.
 //!
 //! It waits for no answer to a renewal, so recalls are answered meanwhile, and pages are dropped when the leases end.
 
@@ -37,6 +38,7 @@ struct Renewal {
 impl Client {
     /// Does what is due, and says how long there is nothing to do.
     pub(super) fn tend(&self, tending: &mut Tending) -> Duration {
+        self.end_closes();
         tending.renewal = tending.renewal.take().and_then(|renewal| self.answered_renewal(renewal));
         if now() >= tending.look_at {
             self.drop_mapped_pages_of_all();

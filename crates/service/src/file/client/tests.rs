@@ -9,7 +9,7 @@ use byway_rpc::node::Rpc;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::server::Shares;
-use super::super::wire::AttachResult;
+use super::super::wire::{AttachResult, OpenResult};
 use super::*;
 
 const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
@@ -40,6 +40,8 @@ fn serve(rpc: &Rpc, lasting: usize) {
             }
         } else if request.method == Method::GetAttributes as u16 {
             request.token.reply(0, &[], entry.attributes.as_bytes()).unwrap();
+        } else if request.method == Method::Forget as u16 {
+            request.token.reply(CallError::Busy.status(), &[], &[]).unwrap();
         } else if request.method == Method::Close as u16 || request.method == Method::Detach as u16 {
             let _ = request.token.reply(0, &[], &[]);
             return;
@@ -70,6 +72,25 @@ fn a_call_that_is_late_fails_alone() {
 }
 
 #[test]
+fn nodes_that_a_busy_server_has_not_forgotten_are_named_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("socket"));
+    let rpc = Rpc::open_for(&NodeOptions::default(), vec![Shares::spoken(64)]).unwrap();
+    rpc.node().listen(&at).unwrap();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&rpc, 0));
+        let mut client = Client::connect(ClientOptions::new(at, "share")).unwrap();
+        client.connection.times.busy = Duration::from_millis(50);
+        let epoch = client.connection.now().unwrap().epoch;
+        client.tell_forgotten(&[(epoch, Forgotten { node: 5.into(), count: 1.into() })]);
+        let kept: Vec<u64> = client.forgotten.lock().unwrap().iter().map(|(_, one)| one.node.get()).collect();
+        assert_eq!(kept, [5]);
+        client.close();
+        server.join().unwrap();
+    });
+}
+
+#[test]
 fn a_session_that_is_made_while_the_client_closes_is_closed() {
     let folder = tempfile::tempdir().unwrap();
     let at = Address::Unix(folder.path().join("socket"));
@@ -77,9 +98,11 @@ fn a_session_that_is_made_while_the_client_closes_is_closed() {
     rpc.node().listen(&at).unwrap();
     std::thread::scope(|scope| {
         let server = scope.spawn(|| serve(&rpc, 0));
-        let connection =
-            ServerConnection::new(Server { address: at, tls: None, share: "share".to_owned() }, Duration::ZERO)
-                .unwrap();
+        let connection = ServerConnection::new(
+            Server { address: at, tls: None, share: "share".to_owned(), renews_locks: false },
+            Duration::ZERO,
+        )
+        .unwrap();
         let made = connection.live(&mut |_, _| {
             connection.close();
             Ok(true)

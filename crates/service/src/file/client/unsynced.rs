@@ -5,6 +5,9 @@
 
 use std::collections::HashMap;
 
+use zerocopy::IntoBytes;
+
+use super::handover::record::{self, ATTRIBUTES, Head, MARKED};
 use super::table::Identity;
 
 /// What is known of a file.
@@ -99,6 +102,39 @@ impl Unsynced {
         Ok(entry.mark.map_or(0, |mark| mark.change))
     }
 
+    /// Writes what is known of files for another process, and counts them.
+    pub(super) fn write(&self, head: &mut Head, bytes: &mut Vec<u8>) {
+        (head.changes, head.losses) = (self.changes.into(), self.losses.into());
+        head.unsynced = (self.files.len() as u32).into();
+        for (file, File { mark, lost_at }) in &self.files {
+            let flags = mark.map_or(0, |mark| MARKED | if mark.attributes { ATTRIBUTES } else { 0 });
+            let record = record::Unsynced {
+                file: (*file).into(),
+                flags: flags.into(),
+                instance: mark.map_or(0, |mark| mark.instance).into(),
+                change: mark.map_or(0, |mark| mark.change).into(),
+                lost_at: (*lost_at).into(),
+            };
+            bytes.extend_from_slice(record.as_bytes());
+        }
+    }
+
+    /// Takes the counts of another process: open files have heard of losses by them.
+    pub(super) fn take_over_counts(&mut self, head: &Head) {
+        (self.changes, self.losses) = (head.changes.get(), head.losses.get());
+    }
+
+    /// Takes what another process has known of a file.
+    pub(super) fn take_over(&mut self, record: &record::Unsynced) {
+        let flags = record.flags.get();
+        let mark = (flags & MARKED != 0).then(|| Mark {
+            instance: record.instance.get(),
+            change: record.change.get(),
+            attributes: flags & ATTRIBUTES != 0,
+        });
+        self.files.insert(record.file.into(), File { mark, lost_at: record.lost_at.get() });
+    }
+
     /// A sync that began after that change was answered well.
     pub(super) fn synced(&mut self, file: Identity, change: u64, data_only: bool) {
         let Some(entry) = self.files.get_mut(&file) else { return };
@@ -144,6 +180,26 @@ mod tests {
         }
         assert!(unsynced.begin(file(1), 90, &mut one).is_ok(), "all was durable");
         assert!(unsynced.begin(file(2), 90, &mut two).is_ok(), "another file");
+    }
+
+    #[test]
+    fn losses_are_told_in_the_next_process_though_no_file_had_changes() {
+        let mut before = Unsynced::new(0);
+        let mut seen = before.losses();
+        changed(&mut before, 1, 70);
+        assert_eq!(before.begin(file(1), 80, &mut seen), Err(Lost));
+        // Its entry goes with its node, for others.
+        before.synced(file(1), before.changes, false);
+        for number in [2, 3] {
+            before.changed(file(number), 80, false, |_| false);
+        }
+        assert!(before.files.is_empty());
+        let (mut head, mut bytes) = (Head::new_zeroed(), Vec::new());
+        before.write(&mut head, &mut bytes);
+        let mut unsynced = Unsynced::new(100);
+        unsynced.take_over_counts(&head);
+        changed(&mut unsynced, 4, 80);
+        assert_eq!(unsynced.begin(file(4), 90, &mut seen), Err(Lost));
     }
 
     #[test]

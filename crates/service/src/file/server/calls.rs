@@ -21,15 +21,18 @@ use super::super::wire::{
     Arguments, CallError, FLAG_DATA_ONLY, FLAG_NODES, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes,
     SHARE_READ_ONLY, ShareEntry,
 };
+use super::descriptors::check_room;
 use super::leases::{Act, Changer, Named, Parked};
 use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
 use super::replies::SlotUse;
 use super::table::{Client, Handle, Node, Open};
-use super::workers::Work;
+use super::workers::{Work, has_rights_of_server};
 use super::{Call, FileRequest, Shares, Window, tree};
 use crate::host::At;
-use crate::limits::{CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX};
+use crate::limits::{
+    CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_OPEN_BYTES_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX,
+};
 
 /// A call, taken apart.
 pub(super) struct Asked<'a> {
@@ -158,6 +161,7 @@ impl Shares {
             Method::Lock => self.lock(at, call, &asked.arguments),
             Method::Read => self.read(at, asked),
             Method::Write => self.write(at, asked),
+            Method::LookUp if self.look_up_at_once(at, asked)? => Ok(()),
             Method::Sync | Method::ReadDirectory | Method::Allocate | Method::Seek | Method::CopyRange => {
                 self.on_handle(at, asked)
             }
@@ -189,6 +193,34 @@ impl Shares {
         self.reply(at, asked.call, Ok((&count, &payload)));
     }
 
+    /// Answers at once what the kernel has in memory. False: a worker has to look, because the look might wait for a disk or a server, or
+    /// needs another user's rights.
+    fn look_up_at_once(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<bool, CallError> {
+        let client = self.client(asked.call.session)?;
+        let node = client.node(asked.arguments.node.get())?;
+        if !node.share.is_local() || !has_rights_of_server(&asked.user(&node)?) {
+            return Ok(false);
+        }
+        client.has_room(asked.method.opens())?;
+        // Before the look, as for workers.
+        let since = if node.share.gives_leases() { self.lease_since(asked.call.session) } else { None };
+        let (files, name) = (self.recovery.open_files(), step(asked.name)?);
+        let look = files.look();
+        // A worker refuses it.
+        if check_room().is_err() {
+            return Ok(false);
+        }
+        let Some(found) = tree::look_up_in_memory(&node.fd, &name) else { return Ok(false) };
+        // A worker looks again, without the server's links.
+        if found.as_ref().is_ok_and(|found| files.may_have_links(look, found.id)) {
+            return Ok(false);
+        }
+        let request = FileRequest::Worker { call: asked.call, node, window: None, since };
+        let request = self.start(at, request);
+        self.finish(at, request, found.map(Outcome::Node));
+        Ok(true)
+    }
+
     /// Has a worker do it.
     fn work(
         &mut self,
@@ -203,6 +235,11 @@ impl Shares {
             && node.share.gives_leases();
         let since = if reads { self.lease_since(session) } else { None };
         let changed = self.changed_files(asked, &node)?;
+        let files = self.recovery.open_files();
+        let work: Work = Box::new(move || {
+            let look = files.look();
+            work().map(|outcome| files.seen_outcome(look, outcome))
+        });
         let request = self.start(at, FileRequest::Worker { call: asked.call, node, window, since });
         if !changed.is_empty() {
             self.change(at, (request, session), (&changed, &changed), Parked::Work(user, work));
@@ -280,16 +317,13 @@ impl Shares {
         }
         let this = Arc::clone(&node);
         let work: Work = match asked.method {
-            Method::LookUp => {
-                let name = step(asked.name)?;
-                Box::new(move || Ok(Outcome::Node(tree::look_up(&this.fd, &name)?)))
-            }
+            Method::LookUp => look_up(this, step(asked.name)?),
             Method::GetAttributes => {
                 let (handle, files) = (handle_on(client, &node, asked)?, client.open_files.clone());
                 Box::new(move || {
                     let open = handle.as_ref().and_then(Handle::descriptor);
-                    let attributes = tree::attributes(open.unwrap_or(this.fd.as_fd()))?;
-                    Ok(Outcome::Bytes(files.seen(this.id, attributes).as_bytes().to_vec()))
+                    let (look, read) = (files.look(), || tree::attributes(open.unwrap_or(this.fd.as_fd())));
+                    Ok(Outcome::Bytes(files.seen(look, this.id, read()?, read).as_bytes().to_vec()))
                 })
             }
             Method::SetAttributes => {
@@ -297,8 +331,10 @@ impl Shares {
                 let (handle, files) = (handle_on(client, &node, asked)?, client.open_files.clone());
                 Box::new(move || {
                     let open = handle.as_ref().and_then(Handle::descriptor);
+                    let look = files.look();
                     let attributes = tree::set_attributes(this.fd.as_fd(), open, &new)?;
-                    Ok(Outcome::Bytes(files.seen(this.id, attributes).as_bytes().to_vec()))
+                    let again = || tree::attributes(this.fd.as_fd());
+                    Ok(Outcome::Bytes(files.seen(look, this.id, attributes, again).as_bytes().to_vec()))
                 })
             }
             Method::ReadLink => Box::new(move || tree::read_link(this.fd.as_fd())),
@@ -307,10 +343,9 @@ impl Shares {
                     // A device or a FIFO is the client's machine's to open, never this one's.
                     return Err(Errno::OPNOTSUPP.into());
                 }
-                let opening = client.opening(&node)?;
-                Box::new(move || opening.open(this.id, || tree::open(this.fd.as_fd(), flags)))
+                open(asked, this, client.opening(&node)?)
             }
-            Method::OpenDirectory => Box::new(move || Ok(Outcome::Directory(tree::open_directory(this.fd.as_fd())?))),
+            Method::OpenDirectory => open_directory(this),
             Method::CreateUnnamed => {
                 let opening = client.opening(&node)?;
                 // One that may never get a name gets no link.
@@ -361,6 +396,31 @@ fn given_up(client: &Client, asked: &Asked<'_>) -> Vec<FileId> {
     // A node that it does not have is none: then its lease is recalled.
     let of = |number: u64| client.node(number).ok().map(|node| node.id);
     [asked.arguments.offset.get(), asked.arguments.extra.get()].into_iter().filter_map(of).collect()
+}
+
+/// Opens a file, and reads its first bytes, if the call asks for them.
+fn open(asked: &Asked<'_>, this: Arc<Node>, opening: Opening) -> Work {
+    let flags = asked.arguments.flags.get();
+    let wanted = usize::try_from(asked.arguments.len.get()).unwrap_or(usize::MAX).min(FILE_OPEN_BYTES_MAX);
+    Box::new(move || {
+        check_room()?;
+        let open = || tree::open(this.fd.as_fd(), flags);
+        opening.open(this.id, open, |file| tree::first_bytes(file, wanted))
+    })
+}
+
+fn open_directory(this: Arc<Node>) -> Work {
+    Box::new(move || {
+        check_room()?;
+        Ok(Outcome::Directory(tree::open_directory(this.fd.as_fd())?))
+    })
+}
+
+fn look_up(this: Arc<Node>, name: CString) -> Work {
+    Box::new(move || {
+        check_room()?;
+        Ok(Outcome::Node(tree::look_up(&this.fd, &name)?))
+    })
 }
 
 /// Calls on two nodes of one share.

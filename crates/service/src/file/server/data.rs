@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{CloseReason, GetError, PayloadMeta, Put, Remote, SessionId, append_payload};
-use byway_reactor::{Frame, Outcome, Token, WriteAt};
+use byway_reactor::{File, Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
 use super::super::wire::{CallError, FLAG_APPEND};
@@ -30,7 +30,7 @@ impl Shares {
         at: &At<'_>,
         asked: &Asked<'_>,
         reads: bool,
-    ) -> Result<(byway_reactor::File, usize, Option<Window>), CallError> {
+    ) -> Result<(File, usize, Option<Window>), CallError> {
         let handle = self.client(asked.call.session)?.handle(asked.arguments.node.get())?;
         let Open::File { file, .. } = handle.open else { return Err(Errno::ISDIR.into()) };
         if !reads && handle.node.right == byway_fabric::access::Right::Read {
@@ -118,7 +118,7 @@ impl Shares {
                 self.change(at, (request, call.session), (&[id], &[id]), Parked::Write { file, to, from, len });
             }
             Err(error) => {
-                at.sessions.note_let_go(call.session, len);
+                at.sessions.note_released(call.session, len);
                 // Nothing was written: what the client sends again in its next session is a new call.
                 let is_over = error == GetError::Ended;
                 self.end(at, request, Err(if is_over { CallError::Busy } else { CallError::Malformed }));
@@ -131,7 +131,8 @@ impl Shares {
         match (self.requests.get(request), outcome) {
             (Some(FileRequest::Read { call, window, len }), Outcome::Read { into, result }) => {
                 let (call, window) = (*call, *window);
-                at.sessions.note_let_go(call.session, *len);
+                at.sessions.note_released(call.session, *len);
+                self.counters.moved(call.counted, result.unwrap_or(0));
                 match (result, window) {
                     (Err(errno), _) => self.end(at, request, Err(errno.into())),
                     (Ok(len), Some(window)) if len > SMALL_BYTES_MAX => self.put(at, request, window, (into, len)),
@@ -139,7 +140,9 @@ impl Shares {
                 }
             }
             (Some(FileRequest::Write { call, len }), Outcome::Written { result, .. }) => {
-                at.sessions.note_let_go(call.session, *len);
+                let counted = call.counted;
+                at.sessions.note_released(call.session, *len);
+                self.counters.moved(counted, result.unwrap_or(0));
                 match result {
                     Ok(len) => self.end(at, request, Ok((&(len as u64).to_le_bytes(), &[]))),
                     Err(errno) => self.end(at, request, Err(errno.into())),
@@ -149,9 +152,59 @@ impl Shares {
         }
     }
 
+    /// Reads straight into the client's window, where that can be reached and no device is needed, and answers. False: read into a frame.
+    pub(super) fn try_read_direct(
+        &mut self,
+        at: &mut At<'_>,
+        request: FileRequestId,
+        range: (File, u64, usize),
+    ) -> bool {
+        let Some(&FileRequest::Read { call, window: Some(window), len }) = self.requests.get(request) else {
+            return false;
+        };
+        // The checksum is of the bytes in a frame: what is in the client's memory, the client may change.
+        if len <= SMALL_BYTES_MAX || at.sessions.get(call.session).is_none_or(|session| session.checksum) {
+            return false;
+        }
+        let to = Remote { window: window.key, offset: 0 };
+        match at.fabric.put_file(at.reactor, call.session, to, range) {
+            // Few bytes go in the message; of an error it is found out whether it is the file's.
+            None | Some(Ok(1..=SMALL_BYTES_MAX) | Err(_)) => false,
+            Some(Ok(0)) => {
+                self.end(at, request, Ok((&0u64.to_le_bytes(), &[])));
+                true
+            }
+            Some(Ok(count)) => {
+                self.counters.moved(call.counted, count);
+                let payload = PayloadMeta { len: count, checksum: None };
+                if let Some(put) = self.end_with_put(at, request, window, payload) {
+                    at.fabric.put_done(put);
+                }
+                self.ended(at, call.session);
+                true
+            }
+        }
+    }
+
+    /// Ends a request whose answer is a put; gives it. `None`: its session has ended.
+    fn end_with_put(
+        &mut self,
+        at: &mut At<'_>,
+        request: FileRequestId,
+        window: Window,
+        payload: PayloadMeta,
+    ) -> Option<Put> {
+        let call = self.requests.remove(request)?.call();
+        self.counters.answered(call.counted, None);
+        let reply = at.sessions.reply(call.named, 0, payload.len, &(payload.len as u64).to_le_bytes())?;
+        let to = Remote { window: window.key, offset: 0 };
+        Some(Put { session: call.session, route: at.fabric.route(call.session), to, header: reply.header, payload })
+    }
+
     /// Answers with the first bytes of a frame in the message.
     fn send(&mut self, at: &mut At<'_>, request: FileRequestId, frame: Frame, len: usize) {
         let Some(ended) = self.requests.remove(request) else { return };
+        self.counters.answered(ended.call().counted, None);
         let session = ended.call().session;
         let meta = meta(at, session, &frame, len);
         if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
@@ -168,16 +221,13 @@ impl Shares {
         window: Window,
         (frame, len): (Frame, usize),
     ) {
-        let Some(ended) = self.requests.remove(request) else { return };
-        let session = ended.call().session;
+        let Some(session) = self.requests.get(request).map(|request| request.call().session) else { return };
         let meta = meta(at, session, &frame, len);
-        if let Some(route) = at.sessions.reply(ended.call().named, 0, len, &(len as u64).to_le_bytes()) {
-            let to = Remote { window: window.key, offset: 0 };
-            let put = Put { session, route: at.fabric.route(session), to, header: route.header, payload: meta };
-            if let Err(error) = at.fabric.put(at.reactor, put, |gather| gather.push_frame(frame, 0, len)) {
-                // The bytes lie in a frame, so it is the client's memory that cannot be written.
-                at.fabric.close(at.reactor, session, CloseReason::Io(error));
-            }
+        if let Some(put) = self.end_with_put(at, request, window, meta)
+            && let Err(error) = at.fabric.put(at.reactor, put, |gather| gather.push_frame(frame, 0, len))
+        {
+            // The bytes lie in a frame, so it is the client's memory that cannot be written.
+            at.fabric.close(at.reactor, session, CloseReason::Io(error));
         }
         self.ended(at, session);
     }

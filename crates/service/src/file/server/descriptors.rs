@@ -3,9 +3,10 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
-use crate::limits::FILE_DESCRIPTORS_LEFT;
+use crate::limits::{FILE_DESCRIPTORS_LEFT, FILE_DESCRIPTORS_SPARE};
 
 static HELD: AtomicU64 = AtomicU64::new(0);
 
@@ -16,6 +17,15 @@ fn most() -> u64 {
         let all = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         all - all / FILE_DESCRIPTORS_LEFT
     })
+}
+
+/// Whether a call may begin that holds a file. With few descriptors, the spare ones are few too.
+///
+/// # Errors
+/// `ENFILE`: clients have all that they may.
+pub(super) fn check_room() -> Result<(), Errno> {
+    let spare = FILE_DESCRIPTORS_SPARE.min(most() / 8);
+    if HELD.load(Ordering::Relaxed) + spare <= most() { Ok(()) } else { Err(Errno::NFILE) }
 }
 
 /// Whether clients hold more than half of what they may. Then they get no further leases, since a file with a lease has to stay held.

@@ -48,8 +48,8 @@ impl Shares {
                 let own = named.own();
                 return self.change(at, (request, session), (&files, &own), Parked::Named(named));
             }
-            Outcome::Opened(open, mark) => {
-                self.open(at, session, node, (open, mark)).map(|handle| (handle, Vec::new()))
+            Outcome::Opened(open, mark, bytes) => {
+                self.open(at, session, node, (open, mark)).map(|handle| (handle, bytes))
             }
             Outcome::Directory(fd) => {
                 let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };
@@ -69,7 +69,7 @@ impl Shares {
 
     /// Gives a node its name. It lies in the share of the node that it was found from.
     fn name(&mut self, session: SessionId, from: &Node, found: Found) -> Result<Vec<u8>, CallError> {
-        let attributes = self.recovery.open_files().seen(found.id, found.attributes);
+        let attributes = found.attributes;
         let node = self.client(session)?.hold(found, &from.share, from.right)?;
         Ok(Entry { node: U64::new(node), attributes }.as_bytes().to_vec())
     }
@@ -110,7 +110,7 @@ impl Shares {
         open: (byway_reactor::OpenFile, OpenMark),
         found: Found,
     ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
-        let attributes = self.recovery.open_files().seen(found.id, found.attributes);
+        let attributes = found.attributes;
         let client = self.client(session)?;
         let name = client.hold(found, &directory.share, directory.right)?;
         let node = client.node(name)?;
@@ -147,7 +147,7 @@ impl Shares {
 
     /// Entries as they travel. One whose node cannot be named is listed by its name alone.
     fn listing(&mut self, session: SessionId, directory: &Node, since: Option<Since>, entries: Vec<Listed>) -> Vec<u8> {
-        let (mut bytes, files) = (Vec::new(), self.recovery.open_files());
+        let mut bytes = Vec::new();
         for listed in entries {
             let mut head = DirectoryEntry::new_zeroed();
             head.cookie = U64::new(listed.cookie);
@@ -158,7 +158,7 @@ impl Shares {
                 ..Attributes::default()
             });
             if let (Some(found), Ok(client)) = (listed.found, self.client(session)) {
-                let (attributes, id) = (files.seen(found.id, found.attributes), found.id);
+                let (attributes, id) = (found.attributes, found.id);
                 if let Ok(node) = client.hold(found, &directory.share, directory.right) {
                     head.entry = Entry { node: U64::new(node), attributes };
                     head.lease = U64::new(self.grant_lease(session, id, since));

@@ -28,7 +28,10 @@ impl Shares {
         let opening = client.opening(&node)?;
         let from = asked.arguments.offset.get();
         let request = self.start(at, FileRequest::Worker { call: asked.call, node, window: None, since: None });
-        let work = Box::new(move || list(&opening, from));
+        let work = Box::new(move || {
+            let look = opening.files.look();
+            list(&opening, from).map(|outcome| opening.files.seen_outcome(look, outcome))
+        });
         if !self.workers.run(request, Some(server_itself()), work) {
             self.end(at, request, Err(CallError::Busy));
         }
@@ -39,19 +42,18 @@ impl Shares {
     pub(super) fn drop_unclaimed(&mut self, client: ClientName, shares: &[Arc<Share>]) {
         for share in shares.iter().filter(|share| self.recovery.may_have_kept(share)) {
             let opening = Opening { files: self.recovery.open_files(), client, share: Arc::clone(share) };
-            self.workers.run_later(move || {
-                let mut from = 0;
-                // In pieces, so that the server needs no memory for all.
-                while let Ok(numbers) = kept::of_client(opening.share.root().as_fd(), &client, from, ANSWERED_MAX)
-                    && let Some(last) = numbers.last()
-                {
-                    from = last + 1;
-                    for ino in numbers {
-                        drop_unless_open(&opening, ino);
-                    }
-                }
-            });
+            self.workers.run_later(move || drop_all_unless_open(&opening));
         }
+    }
+
+    /// A client has gone that had not come back to its files: those that were kept for it go, unless it is here again.
+    pub(super) fn drop_kept_of(&mut self, client: ClientName, share: Arc<Share>) {
+        let recovery = Arc::clone(&self.recovery);
+        self.workers.run_later(move || {
+            if !recovery.knows(&client) {
+                drop_all_unless_open(&Opening { files: recovery.open_files(), client, share });
+            }
+        });
     }
 
     /// The grace time has passed: what was kept for clients that have not come back goes.
@@ -104,6 +106,20 @@ fn list(opening: &Opening, from: u64) -> Result<Outcome, Errno> {
         listed.push((file, mark));
     }
     Ok(Outcome::Kept(listed))
+}
+
+/// Removes the links of a client to files that it has not come back to.
+fn drop_all_unless_open(opening: &Opening) {
+    let mut from = 0;
+    // In pieces, so that the server needs no memory for all.
+    while let Ok(numbers) = kept::of_client(opening.share.root().as_fd(), &opening.client, from, ANSWERED_MAX)
+        && let Some(last) = numbers.last()
+    {
+        from = last + 1;
+        for ino in numbers {
+            drop_unless_open(opening, ino);
+        }
+    }
 }
 
 /// Removes the link of a client that has not come back to its file.

@@ -114,6 +114,11 @@ impl LeaseState {
         Changer { key: self.key, table: self.table.clone() }
     }
 
+    /// When the session's last message came.
+    pub(super) fn last_heard(&self) -> Instant {
+        self.heard.at()
+    }
+
     /// The session has ended.
     pub(super) fn leave(&self) {
         self.table.lock().0.leave(self.key, monotonic());
@@ -320,7 +325,12 @@ impl Shares {
             Parked::Named(named) => {
                 self.changes.remove(&request);
                 let user = named.user.clone();
-                let ran = self.workers.run(request, Some(user), Box::new(move || named.run(Some(change))));
+                let files = self.recovery.open_files();
+                let work = move || {
+                    let look = files.look();
+                    named.run(Some(change)).map(|outcome| files.seen_outcome(look, outcome))
+                };
+                let ran = self.workers.run(request, Some(user), Box::new(work));
                 if !ran {
                     self.recovery.leases().lock().0.end(change, monotonic());
                 }
@@ -339,7 +349,7 @@ impl Shares {
 
     fn drop_parked(&mut self, at: &mut At<'_>, session: SessionId, parked: &Parked) {
         if let Parked::Write { len, .. } = parked {
-            at.sessions.note_let_go(session, *len);
+            at.sessions.note_released(session, *len);
         }
     }
 

@@ -80,6 +80,7 @@ impl Shares {
         client.to_unlist.extend(recovery.completed(name, now).into_iter().map(|held| (held, *name)));
         let (name, shares) = (*name, client.shares.clone());
         if has_all {
+            client.unclaimed.clear();
             self.drop_unclaimed(name, &shares);
         }
         Ok(())

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use byway_fabric::SessionId;
+use byway_reactor::{Op, Token, monotonic};
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -14,6 +16,7 @@ use super::super::wire::{
 };
 use super::{Call, FileRequest, Shares, Ticket};
 use crate::host::At;
+use crate::limits::FILE_LEASE_TIME;
 
 /// Types of locks, as `fcntl(2)` has them.
 const SHARED: u32 = 0;
@@ -88,14 +91,56 @@ impl Shares {
         tell(others);
         match result {
             Ok(Granted::Later) => {}
-            Ok(Granted::Now) => self.end(at, request, Ok((&[], &[]))),
+            Ok(Granted::Now) => {
+                self.note_locked(at, call.session);
+                self.end(at, request, Ok((&[], &[])));
+            }
             Err(LockError::Held) => self.end(at, request, Err(Errno::AGAIN.into())),
             Err(LockError::Deadlock) => self.end(at, request, Err(Errno::DEADLK.into())),
             Err(LockError::TooMany) => self.end(at, request, Err(CallError::TooManyLocks)),
         }
         Ok(())
     }
+
+    /// A session has got a lock.
+    pub(super) fn note_locked(&mut self, at: &mut At<'_>, session: SessionId) {
+        let Ok(client) = self.client(session) else { return };
+        client.locked_at = monotonic();
+        if client.renews_locks {
+            self.watch_locks_later(at);
+        }
+    }
+
+    pub(super) fn watch_locks_later(&mut self, at: &mut At<'_>) {
+        if let Some(due) = self.silence.watch(at.reactor.now()) {
+            at.reactor.submit(Op::Timer { at: due }, Token::new(self.class, LOCK_TIMER, 0, 0));
+        }
+    }
+
+    /// Ends sessions of clients that hold locks and have been silent, although they renew their locks: others get the locks when the
+    /// time has passed for which they are kept.
+    pub(super) fn watch_locks(&mut self, at: &mut At<'_>) {
+        let (now, mut unheard, mut holds_any) = (monotonic(), Vec::new(), false);
+        for client in self.clients.iter().flatten().filter(|client| client.renews_locks && !client.is_gone) {
+            let holds = client.shares.iter().any(|share| table(share).holds(client.key));
+            let heard = client.leases.last_heard().max(client.locked_at);
+            if holds && heard + FILE_LEASE_TIME <= now {
+                unheard.push(client.session);
+            }
+            holds_any |= holds;
+        }
+        for session in self.silence.look(unheard, at.reactor.now()) {
+            tracing::warn!("a client that holds locks has said nothing for 15 s: its session ends");
+            at.sessions.dismiss(at.fabric, at.reactor, session);
+        }
+        if holds_any {
+            self.watch_locks_later(at);
+        }
+    }
 }
+
+/// The tag of the timer for clients with locks.
+pub(super) const LOCK_TIMER: u8 = 8;
 
 /// Releases the locks of a client.
 pub(super) fn release(share: &Share, key: u64) {

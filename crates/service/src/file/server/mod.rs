@@ -7,6 +7,7 @@
 //! (`replies.rs`), and so is a client's state when its session ends (`sessions.rs`, `recovery.rs`).
 
 mod calls;
+mod counters;
 mod data;
 mod descriptors;
 mod finish;
@@ -20,6 +21,7 @@ mod recovery;
 mod refusals;
 mod replies;
 mod sessions;
+mod silence;
 mod table;
 mod tree;
 mod waiting;
@@ -35,10 +37,13 @@ use byway_reactor::{Completion, File, Instant, Op, Reactor, Token, Waker, WriteA
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
 
 use self::calls::Asked;
+use self::counters::{Counted, Counters};
+pub use self::counters::{ShareCounters, ShareReport};
 use self::leases::Parked;
 pub use self::recovery::Recovery;
 use self::replies::{Arrival, SlotUse};
 use self::sessions::Attaching;
+use self::silence::Silence;
 use self::table::{Client, Node};
 use self::waiting::Transfer;
 use self::workers::Workers;
@@ -71,11 +76,12 @@ struct Call {
     named: CallRef,
     /// Where the answer is kept, if it is.
     slot: Option<SlotUse>,
+    counted: Option<Counted>,
 }
 
 impl From<CallRef> for Call {
     fn from(named: CallRef) -> Self {
-        Self { session: named.session, named, slot: None }
+        Self { session: named.session, named, slot: None, counted: None }
     }
 }
 
@@ -130,6 +136,7 @@ pub struct Shares {
     class: u8,
     recovery: Arc<Recovery>,
     shares: Vec<Arc<Share>>,
+    counters: Counters,
     /// By the index of the session's slot.
     clients: Vec<Option<Client>>,
     requests: Slots<FileRequest>,
@@ -140,6 +147,8 @@ pub struct Shares {
     parked: HashMap<FileRequestId, Parked>,
     /// For when the timer for leases is set.
     lease_timer: Option<Instant>,
+    /// Clients with locks.
+    silence: Silence<SessionId>,
     mailbox: Arc<Mailbox>,
     /// What waits for frames.
     line: Line<Transfer>,
@@ -157,12 +166,14 @@ impl Shares {
             class,
             recovery: Arc::clone(recovery),
             shares: Vec::new(),
+            counters: Counters::default(),
             clients: Vec::new(),
             requests: Slots::default(),
             workers: Workers::new(reactor.waker()),
             changes: HashMap::new(),
             parked: HashMap::new(),
             lease_timer: None,
+            silence: Silence::default(),
             mailbox,
             line: Line::default(),
             given_back: 0,
@@ -184,6 +195,7 @@ impl Shares {
             tracing::error!(%error, "cannot give up root's privileges of writing; the shares stay as they were");
             return;
         }
+        self.counters.replace(&self.shares, shares);
         self.shares = shares.to_vec();
         if let Some(until) = self.recovery.expect(shares, reactor.now()) {
             reactor.submit(Op::Timer { at: until }, Token::new(self.class, sessions::GRACE_END, 0, 0));
@@ -209,6 +221,9 @@ impl Shares {
             self.lease_timer = None;
             return;
         }
+        if completion.token.tag() == locking::LOCK_TIMER {
+            return self.watch_locks(&mut host.at(reactor));
+        }
         let request = FileRequestId::of_token(completion.token);
         self.moved(&mut host.at(reactor), request, completion.outcome);
     }
@@ -225,6 +240,18 @@ impl Shares {
             self.end(&mut host.at(reactor), request, Err(CallError::Busy));
         }
         self.end_parked(&mut host.at(reactor));
+    }
+
+    /// What this loop has done for each share.
+    pub fn report(&self) -> Vec<ShareReport> {
+        let clients = || self.clients.iter().flatten().filter(|client| !client.is_gone);
+        let uses = |client: &&Client, share: &Arc<Share>| client.shares.iter().any(|used| Arc::ptr_eq(used, share));
+        let report = |share: &Arc<Share>| ShareReport {
+            share: Arc::clone(share),
+            counters: self.counters.of(share),
+            clients: clients().filter(|client| uses(client, share)).count() as u64,
+        };
+        self.shares.iter().map(report).collect()
     }
 
     /// Whether no call is left.
@@ -267,6 +294,7 @@ impl Shares {
 
     /// Answers a call by an inline result and a small payload, or by an error.
     fn reply(&mut self, at: &mut At<'_>, call: Call, answer: Result<(&[u8], &[u8]), CallError>) {
+        self.counters.answered(call.counted, answer.err());
         if let (Some(slot), Ok(client)) = (call.slot, self.client(call.session)) {
             client.replies.keep(slot, answer);
         }
@@ -289,10 +317,13 @@ impl Service for Shares {
     }
 
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>) {
-        let asked = match Asked::parse(call, asked) {
+        let mut asked = match Asked::parse(call, asked) {
             Ok(asked) => asked,
             Err(error) => return self.reply(at, call.into(), Err(error)),
         };
+        if let Ok(client) = self.client(call.session) {
+            asked.call.counted = Counted::of(client, &asked);
+        }
         let call = asked.call;
         // Each answer renews the client's leases, also one that is given again.
         if !self.note_heard(at, call.session) {
@@ -335,11 +366,19 @@ impl Service for Shares {
         }
         let granted = std::mem::take(&mut *self.mailbox.granted.lock().unwrap_or_else(PoisonError::into_inner));
         for request in granted {
+            let session = self.requests.get(request).map(|request| request.call().session);
+            if let Some(session) = session {
+                self.note_locked(at, session);
+            }
             self.end(at, request, Ok((&[], &[])));
         }
         self.end_superseded(at);
         self.remove_unneeded();
         self.feed(at);
+    }
+
+    fn has_waiting(&self) -> bool {
+        !self.line.is_empty()
     }
 
     fn can_go_on(&self, reactor: &Reactor) -> bool {

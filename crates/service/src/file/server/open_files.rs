@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use byway_reactor::OpenFile;
@@ -41,14 +41,6 @@ struct Opener {
 }
 
 impl Opener {
-    fn set_kept(&mut self, is_kept: bool, count: &AtomicUsize) {
-        match (std::mem::replace(&mut self.is_kept, is_kept), is_kept) {
-            (false, true) => _ = count.fetch_add(1, Ordering::Relaxed),
-            (true, false) => _ = count.fetch_sub(1, Ordering::Relaxed),
-            _ => {}
-        }
-    }
-
     fn is_of(&self, client: &ClientName, share: &Arc<Share>) -> bool {
         self.client == *client && Arc::ptr_eq(&self.share, share)
     }
@@ -66,7 +58,13 @@ pub(super) struct Unneeded {
 struct Table {
     files: HashMap<FileId, Vec<Opener>>,
     unneeded: Vec<Unneeded>,
+    /// Links that there are, also those that nobody needs. They change in the file's turn.
+    links: HashMap<FileId, Vec<(ClientName, Arc<Share>)>>,
 }
+
+/// Where the changes of links were when a worker began to look at files.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Look(u64);
 
 /// See the module.
 #[derive(Clone, Debug, Default)]
@@ -77,8 +75,9 @@ struct Shared {
     table: Mutex<Table>,
     /// There are links to remove: asked without the lock.
     has_unneeded: AtomicBool,
-    /// Openers with a link: asked without the lock.
-    kept: AtomicUsize,
+    /// Links that there are, and how often some were made or removed: asked without the lock.
+    links: AtomicUsize,
+    link_changes: AtomicU64,
 }
 
 impl OpenFiles {
@@ -91,22 +90,80 @@ impl OpenFiles {
         let openers = table.files.entry(id).or_default();
         if let Some(opener) = openers.iter_mut().find(|opener| opener.is_of(&of.client, &of.share)) {
             opener.marks += 1;
-            opener.set_kept(opener.is_kept || is_kept, &self.0.kept);
+            opener.is_kept |= is_kept;
         } else {
-            self.0.kept.fetch_add(usize::from(is_kept), Ordering::Relaxed);
             openers.push(Opener { client: of.client, share: Arc::clone(&of.share), marks: 1, is_kept });
+        }
+        if is_kept {
+            self.note_link(&mut table, id, (of.client, Arc::clone(&of.share)));
         }
         OpenMark { id, of: of.clone() }
     }
 
-    /// Attributes as clients see them: without the links that are made here.
-    pub(super) fn seen(&self, id: FileId, attributes: Attributes) -> Attributes {
-        if self.0.kept.load(Ordering::Relaxed) == 0 {
+    fn note_link(&self, table: &mut Table, id: FileId, (client, share): (ClientName, Arc<Share>)) {
+        let links = table.links.entry(id).or_default();
+        if !links.iter().any(|(other, of)| *other == client && Arc::ptr_eq(of, &share)) {
+            links.push((client, share));
+            self.0.link_changes.fetch_add(1, Ordering::SeqCst);
+            self.0.links.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn note_unlinked(&self, Unneeded { id, client, share }: &Unneeded) {
+        let mut table = self.table();
+        let Some(links) = table.links.get_mut(id) else { return };
+        let Some(at) = links.iter().position(|(other, of)| other == client && Arc::ptr_eq(of, share)) else { return };
+        links.swap_remove(at);
+        if links.is_empty() {
+            table.links.remove(id);
+        }
+        // In this order: with no link, the change is seen.
+        self.0.link_changes.fetch_add(1, Ordering::SeqCst);
+        self.0.links.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A worker begins to look at files.
+    pub(super) fn look(&self) -> Look {
+        Look(self.0.link_changes.load(Ordering::SeqCst))
+    }
+
+    /// Whether a file has links that are made here, or may have had some since `look`.
+    pub(super) fn may_have_links(&self, look: Look, id: FileId) -> bool {
+        let is_as_before = || self.0.link_changes.load(Ordering::SeqCst) == look.0;
+        let has_none = self.0.links.load(Ordering::SeqCst) == 0 || !self.table().links.contains_key(&id);
+        !(has_none && is_as_before())
+    }
+
+    /// Attributes as clients see them: without the links that are made here. They were read after `look`; `again` reads them in the
+    /// file's turn, where it has links or may have lost one meanwhile.
+    pub(super) fn seen(
+        &self,
+        look: Look,
+        id: FileId,
+        attributes: Attributes,
+        again: impl FnOnce() -> Result<Attributes, Errno>,
+    ) -> Attributes {
+        if !self.may_have_links(look, id) {
             return attributes;
         }
-        let table = self.table();
-        let kept = table.files.get(&id).into_iter().flatten().filter(|opener| opener.is_kept).count();
-        Attributes { links: attributes.links.get().saturating_sub(kept as u32).into(), ..attributes }
+        let _turn = turn(id.ino);
+        let attributes = again().unwrap_or(attributes);
+        let links = self.table().links.get(&id).map_or(0, Vec::len);
+        Attributes { links: attributes.links.get().saturating_sub(links as u32).into(), ..attributes }
+    }
+
+    /// What a call has found, as clients see it.
+    pub(super) fn seen_outcome(&self, look: Look, mut outcome: Outcome) -> Outcome {
+        let see = |found: &mut Found| {
+            found.attributes = self.seen(look, found.id, found.attributes, || tree::attributes(&found.fd));
+        };
+        match &mut outcome {
+            Outcome::Node(found) | Outcome::Created(_, found, _) => see(found),
+            Outcome::Listing(entries) => entries.iter_mut().filter_map(|entry| entry.found.as_mut()).for_each(see),
+            Outcome::Kept(files) => files.iter_mut().filter_map(|(file, _)| file.found.as_mut()).for_each(see),
+            _ => {}
+        }
+        outcome
     }
 
     fn is_open(&self, id: FileId) -> bool {
@@ -138,6 +195,12 @@ impl OpenFiles {
         if !clients.is_empty() {
             as_server(|| clients.retain(link))?;
         }
+        {
+            let mut table = self.table();
+            for link in &clients {
+                self.note_link(&mut table, file.id, link.clone());
+            }
+        }
         self.set_kept(file.id, &clients, true);
         Ok(clients)
     }
@@ -145,15 +208,15 @@ impl OpenFiles {
     /// Clients have links to a file, or need them no more.
     fn set_kept(&self, id: FileId, clients: &[(ClientName, Arc<Share>)], is_kept: bool) {
         let mut table = self.table();
-        let Table { files, unneeded } = &mut *table;
+        let Table { files, unneeded, .. } = &mut *table;
         for (client, share) in clients {
             let mut openers = files.get_mut(&id).into_iter().flatten();
             match openers.find(|opener| opener.is_of(client, share)) {
-                Some(opener) if is_kept => opener.set_kept(true, &self.0.kept),
+                Some(opener) if is_kept => opener.is_kept = true,
                 opener => {
                     // It has closed the file meanwhile, or the name stays.
                     if let Some(opener) = opener {
-                        opener.set_kept(false, &self.0.kept);
+                        opener.is_kept = false;
                     }
                     unneeded.push(Unneeded { id, client: *client, share: Arc::clone(share) });
                     self.0.has_unneeded.store(true, Ordering::Release);
@@ -171,14 +234,18 @@ impl OpenFiles {
     }
 
     /// Removes a link with the server's own rights, unless the client has the file open again.
-    pub(super) fn remove(&self, Unneeded { id, client, share }: &Unneeded) {
+    pub(super) fn remove(&self, link: &Unneeded) {
+        let Unneeded { id, client, share } = link;
         let _turn = turn(id.ino);
         let needs = |opener: &Opener| opener.is_of(client, share) && opener.is_kept;
         if self.table().files.get(id).is_some_and(|openers| openers.iter().any(needs)) {
             return;
         }
-        if let Err(error) = kept::release(share.root().as_fd(), client, id.ino) {
-            tracing::warn!(share = share.name(), %error, "a removed file that was closed stays in the share's state folder");
+        match kept::release(share.root().as_fd(), client, id.ino) {
+            Ok(()) => self.note_unlinked(link),
+            Err(error) => {
+                tracing::warn!(share = share.name(), %error, "a removed file that was closed stays in the share's state folder");
+            }
         }
     }
 }
@@ -192,10 +259,19 @@ pub(super) struct Opening {
 }
 
 impl Opening {
-    /// Opens a file.
-    pub(super) fn open(&self, id: FileId, open: impl FnOnce() -> Result<OpenFile, Errno>) -> Result<Outcome, Errno> {
-        let _turn = turn(id.ino);
-        Ok(Outcome::Opened(open()?, self.files.mark(id, self, false)))
+    /// Opens a file; `read` reads what is asked for of its first bytes.
+    pub(super) fn open(
+        &self,
+        id: FileId,
+        open: impl FnOnce() -> Result<OpenFile, Errno>,
+        read: impl FnOnce(&OpenFile) -> Vec<u8>,
+    ) -> Result<Outcome, Errno> {
+        let (open, mark) = {
+            let _turn = turn(id.ino);
+            (open()?, self.files.mark(id, self, false))
+        };
+        let bytes = read(&open);
+        Ok(Outcome::Opened(open, mark, bytes))
     }
 
     /// A file was made and opened. It has its name as long as the caller holds the turn of its directory.
@@ -237,7 +313,7 @@ impl Drop for OpenMark {
     fn drop(&mut self) {
         let Opening { files: shared, client, share } = &self.of;
         let mut table = shared.table();
-        let Table { files, unneeded } = &mut *table;
+        let Table { files, unneeded, .. } = &mut *table;
         let Some(openers) = files.get_mut(&self.id) else { return };
         let Some(at) = openers.iter().position(|opener| opener.is_of(client, share)) else { return };
         openers[at].marks -= 1;
@@ -249,7 +325,6 @@ impl Drop for OpenMark {
             files.remove(&self.id);
         }
         if opener.is_kept {
-            shared.0.kept.fetch_sub(1, Ordering::Relaxed);
             unneeded.push(Unneeded { id: self.id, client: opener.client, share: opener.share });
             shared.0.has_unneeded.store(true, Ordering::Release);
         }
@@ -303,5 +378,39 @@ impl Keeping<'_> {
     /// The name was not removed.
     pub(super) fn undo(self) {
         self.files.set_kept(self.id, &self.new, false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::share::{ShareSpec, Users};
+    use super::*;
+
+    #[test]
+    fn links_of_the_server_are_never_seen() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("name"), "").unwrap();
+        std::fs::hard_link(folder.path().join("name"), folder.path().join("other")).unwrap();
+        let name = crate::block::spec::VolumeName::new("share").unwrap();
+        let spec = ShareSpec { users: Users::Owner, ..ShareSpec::new(name, folder.path().to_owned()) };
+        let (files, share) = (OpenFiles::default(), Arc::new(Share::open(spec).unwrap()));
+        let found = tree::look_up(share.root(), c"name").unwrap();
+        let read = || tree::attributes(&found.fd).unwrap();
+        let seen = |look| files.seen(look, found.id, read(), || Ok(read())).links.get();
+        assert_eq!(seen(files.look()), 2);
+
+        let mark =
+            files.mark(found.id, &Opening { files: files.clone(), client: [1; 16], share: Arc::clone(&share) }, false);
+        files.keep(&found, files.openers_without_link(found.id)).unwrap();
+        std::fs::remove_file(folder.path().join("name")).unwrap();
+        assert_eq!((read().links.get(), seen(files.look())), (2, 1));
+        drop(mark);
+        assert_eq!((read().links.get(), seen(files.look())), (2, 1), "the link is still there");
+
+        let (before, attributes) = (files.look(), read());
+        files.take_unneeded().iter().for_each(|link| files.remove(link));
+        assert_eq!((read().links.get(), seen(files.look())), (1, 1));
+        let late = files.seen(before, found.id, attributes, || Ok(read()));
+        assert_eq!(late.links.get(), 1, "it was looked at before the link went");
     }
 }

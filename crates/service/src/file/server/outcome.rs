@@ -44,8 +44,8 @@ pub(super) enum Outcome {
     Bytes(Vec<u8>),
     /// A node.
     Node(Found),
-    /// An open file.
-    Opened(OpenFile, OpenMark),
+    /// An open file, and its first bytes, as far as they were asked for.
+    Opened(OpenFile, OpenMark, Vec<u8>),
     /// An open directory.
     Directory(OwnedFd),
     /// A new file, open.

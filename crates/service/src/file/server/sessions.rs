@@ -12,7 +12,9 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::super::share::{Acting, Share};
-use super::super::wire::{AttachResult, CallError, ClientName, Entry, SHARE_READ_ONLY, SHARE_TRUSTS};
+use super::super::wire::{
+    AttachResult, CallError, ClientName, Entry, FLAG_RENEWS_LOCKS, SHARE_LEASES, SHARE_READ_ONLY, SHARE_TRUSTS,
+};
 use super::calls::Asked;
 use super::leases::LeaseState;
 use super::outcome::{Found, Outcome};
@@ -37,6 +39,7 @@ pub(super) struct Attaching {
     share: Arc<Share>,
     right: Right,
     name: ClientName,
+    renews_locks: bool,
 }
 
 impl Shares {
@@ -57,7 +60,8 @@ impl Shares {
             tracing::debug!(share = share.name(), "not in the share's access list: told that there is none");
             return Err(CallError::NoShare);
         };
-        let attaching = Attaching { share: Arc::clone(&share), right, name };
+        let renews_locks = asked.arguments.flags.get() & FLAG_RENEWS_LOCKS != 0;
+        let attaching = Attaching { share: Arc::clone(&share), right, name, renews_locks };
         let request = self.start(at, FileRequest::Attach { call: asked.call, attaching });
         let root = move || {
             let root = share.root().try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
@@ -93,26 +97,29 @@ impl Shares {
         &mut self,
         at: &mut At<'_>,
         session: SessionId,
-        Attaching { share, right, name }: &Attaching,
+        Attaching { share, right, name, renews_locks }: &Attaching,
         root: Found,
     ) -> Result<(AttachResult, Entry), CallError> {
         if !at.sessions.is_up(session) {
             return Err(CallError::Stale);
         }
         self.begin_session(at, session, *name)?;
-        let attributes = root.attributes;
+        let (attributes, may_have_kept) = (root.attributes, self.recovery.may_have_kept(share));
         let client = self.client(session)?;
+        client.renews_locks = *renews_locks;
         let state = client.key;
         let node = client.hold(root, share, *right)?;
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, share)) {
             client.shares.push(Arc::clone(share));
+            client.unclaimed.extend(may_have_kept.then(|| (*name, Arc::clone(share))));
             // It is not on the list of this share: before it gets something there, it is put on the lists again.
             client.listed.clear();
             client.leases.pause();
         }
         let flag = |is: bool, flag: u32| if is { flag } else { 0 };
         let flags = flag(*right == Right::Read, SHARE_READ_ONLY)
-            | flag(matches!(share.acting(), Acting::Caller { .. }), SHARE_TRUSTS);
+            | flag(matches!(share.acting(), Acting::Caller { .. }), SHARE_TRUSTS)
+            | flag(share.gives_leases(), SHARE_LEASES);
         let uptime = self.recovery.uptime(at.reactor.now()).as_millis();
         let result = AttachResult {
             flags: U32::new(flags),
@@ -121,6 +128,8 @@ impl Shares {
             state: U64::new(state),
             uptime_ms: U64::new(u64::try_from(uptime).unwrap_or(u64::MAX)),
         };
+        // It may have locks of a session before.
+        self.watch_locks_later(at);
         Ok((result, Entry { node: U64::new(node), attributes }))
     }
 
@@ -235,7 +244,11 @@ impl Shares {
         for share in &client.shares {
             super::locking::release(share, client.key);
         }
+        let unclaimed = std::mem::take(&mut client.unclaimed);
         self.workers.drop_later(client);
+        for (name, share) in unclaimed {
+            self.drop_kept_of(name, share);
+        }
     }
 
     /// Ends sessions whose clients have begun others.

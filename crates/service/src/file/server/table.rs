@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use byway_fabric::access::Right;
 use byway_fabric::{SessionId, Slot, Slots};
-use byway_reactor::{File, OpenFile, Reactor};
+use byway_reactor::{File, Instant, OpenFile, Reactor};
 
 use super::super::grace::Holding;
 use super::super::locks::FileId;
@@ -81,8 +81,14 @@ pub(super) struct Client {
     by_id: HashMap<(usize, FileId), Slot<KnownNode>>,
     /// Removed files that it came back to, until it forgets them.
     pub(super) came_back: HashMap<FileId, OpenMark>,
+    /// Shares of the process before where removed files may be kept for it, until it has asked for them, and its name.
+    pub(super) unclaimed: Vec<(ClientName, Arc<Share>)>,
     handles: Slots<Handle>,
     handle_count: usize,
+    /// It says something every few seconds while it holds locks.
+    pub(super) renews_locks: bool,
+    /// When it was last given a lock, by the clock of leases.
+    pub(super) locked_at: Instant,
     /// Shares that it has attached to.
     pub(super) shares: Vec<Arc<Share>>,
     pub(super) replies: Replies,
@@ -120,8 +126,11 @@ impl Client {
             nodes: Slots::default(),
             by_id: HashMap::new(),
             came_back: HashMap::new(),
+            unclaimed: Vec::new(),
             handles: Slots::default(),
             handle_count: 0,
+            renews_locks: false,
+            locked_at: Instant::ZERO,
             shares: Vec::new(),
             replies: Replies::default(),
             requests: 0,

@@ -19,7 +19,7 @@ use zerocopy::little_endian::{I64, U32, U64};
 use super::super::locks::FileId;
 use super::super::state;
 use super::super::wire::{self, Arguments, Attributes, FileSystem, NewAttributes};
-use super::descriptors::Counted;
+use super::descriptors::{Counted, check_room};
 use super::outcome::{Found, Listed, Outcome};
 
 /// What a file is: all that decides whether it may be opened.
@@ -91,6 +91,16 @@ pub(super) fn look_up(directory: impl AsFd, name: &CStr) -> Result<Found, Errno>
     found(rustix::fs::openat2(directory, name, flags, Mode::empty(), CONFINED)?)
 }
 
+/// As [`look_up`], if that waits for nothing: the kernel has the name in memory. `None`: it might wait, or the thread lacks a right.
+pub(super) fn look_up_in_memory(directory: impl AsFd, name: &CStr) -> Option<Result<Found, Errno>> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    match rustix::fs::openat2(directory, name, flags, Mode::empty(), CONFINED | ResolveFlags::CACHED) {
+        Ok(fd) => Some(found(fd)),
+        Err(Errno::NOENT) => Some(Err(Errno::NOENT)),
+        Err(_) => None,
+    }
+}
+
 /// The open flags of a call, as far as a client may say them.
 fn sanitized(flags: u32) -> OFlags {
     OFlags::from_bits_retain(flags) & OPEN_FLAGS | OFlags::CLOEXEC
@@ -106,6 +116,14 @@ pub(super) fn open(node: BorrowedFd<'_>, flags: u32) -> Result<OpenFile, Errno> 
         result => result,
     };
     file(fd?)
+}
+
+/// So many bytes of a file that was opened, from its start; fewer at its end, none if they cannot be read.
+pub(super) fn first_bytes(file: &OpenFile, wanted: usize) -> Vec<u8> {
+    let mut bytes = vec![0; wanted];
+    let read = file.descriptor().filter(|_| wanted > 0).map(|fd| rustix::io::pread(fd, &mut bytes[..], 0));
+    bytes.truncate(read.and_then(Result::ok).unwrap_or(0));
+    bytes
 }
 
 fn file(fd: OwnedFd) -> Result<OpenFile, Errno> {
@@ -150,6 +168,7 @@ pub(super) fn create(
     flags: u32,
     mode: NewMode,
 ) -> Result<(OpenFile, Found), Errno> {
+    check_room()?;
     let exclusive = flags & OFlags::EXCL.bits() != 0;
     let make = sanitized(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
     loop {
@@ -187,6 +206,7 @@ pub(super) fn identity(directory: BorrowedFd<'_>, name: &CStr) -> Result<FileId,
 
 /// Makes and opens a file that has no name yet.
 pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: NewMode) -> Result<(OpenFile, Found), Errno> {
+    check_room()?;
     let wanted = sanitized(flags) | OFlags::TMPFILE | OFlags::from_bits_retain(flags) & OFlags::EXCL;
     let fd = mode.make(|mode| rustix::fs::openat2(directory, c".", wanted, mode, CONFINED))?;
     let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
@@ -194,6 +214,7 @@ pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: NewMod
 }
 
 pub(super) fn make_symlink(directory: BorrowedFd<'_>, name: &CStr, target: &CStr) -> Result<Outcome, Errno> {
+    check_room()?;
     rustix::fs::symlinkat(target, directory, name)?;
     Ok(Outcome::Node(look_up(directory, name)?))
 }
@@ -204,11 +225,13 @@ pub(super) fn make_node(directory: BorrowedFd<'_>, name: &CStr, mode: NewMode) -
     if !matches!(kind, FileType::RegularFile | FileType::Fifo | FileType::Socket) {
         return Err(Errno::PERM);
     }
+    check_room()?;
     mode.make(|mode| rustix::fs::mknodat(directory, name, kind, mode, 0))?;
     Ok(Outcome::Node(look_up(directory, name)?))
 }
 
 pub(super) fn make_directory(directory: BorrowedFd<'_>, name: &CStr, mode: NewMode) -> Result<Outcome, Errno> {
+    check_room()?;
     mode.make(|mode| rustix::fs::mkdirat(directory, name, mode))?;
     Ok(Outcome::Node(look_up(directory, name)?))
 }
@@ -229,6 +252,7 @@ pub(super) fn rename(
 }
 
 pub(super) fn link(node: BorrowedFd<'_>, directory: BorrowedFd<'_>, name: &CStr) -> Result<Outcome, Errno> {
+    check_room()?;
     rustix::fs::linkat(rustix::fs::CWD, again(node), directory, name, AtFlags::SYMLINK_FOLLOW)?;
     Ok(Outcome::Node(look_up(directory, name)?))
 }
@@ -315,7 +339,7 @@ pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bo
         };
         // What has gone in between, or lies on another file system, is listed by its name alone.
         if nodes && !is_dot {
-            listed.found = look_up(directory, name).ok();
+            listed.found = check_room().and_then(|()| look_up(directory, name)).ok();
         } else if !is_dot {
             let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
             let stat = rustix::fs::statx(directory, name, flags, what_counts() | StatxFlags::MNT_ID).ok();

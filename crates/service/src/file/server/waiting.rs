@@ -1,10 +1,11 @@
 //! Reads and large writes that wait for frames, fairly between sessions (`host/waiting.rs`).
 
+use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{Fabric, Remote, SessionId};
 use byway_reactor::{File, Op, Reactor};
 
 use super::super::wire::{CallError, PROTOCOL};
-use super::{FileRequestId, Shares, Window};
+use super::{FileRequest, FileRequestId, Shares, Window};
 use crate::host::{At, Feeds, Line, Sessions, Tried, feed};
 
 /// A request that needs a frame.
@@ -33,7 +34,7 @@ struct Feeding<'a> {
 impl Shares {
     /// Begins a transfer, now or when it is its turn and there are frames.
     pub(super) fn transfer_in_turn(&mut self, at: &mut At<'_>, transfer: Transfer) {
-        let free = self.line.is_empty() && !at.sessions.holds_too_much(at.fabric, at.reactor, transfer.session);
+        let free = self.line.is_empty() && !at.sessions.must_wait(at.fabric, at.reactor, transfer.session);
         if !free || !self.try_transfer(at, transfer) {
             self.line.push(at.reactor, transfer.session, transfer);
         }
@@ -41,7 +42,25 @@ impl Shares {
 
     /// False if there is no frame.
     fn try_transfer(&mut self, at: &mut At<'_>, Transfer { request, session, len, begin }: Transfer) -> bool {
+        let window = match (begin, self.requests.get(request)) {
+            (Begin::Get(window), _) => Some(window),
+            (Begin::Read { .. }, Some(FileRequest::Read { window, .. })) => *window,
+            _ => None,
+        };
+        let note_begun = |at: &mut At<'_>| {
+            if let Some(window) = window.filter(|_| len > SMALL_BYTES_MAX) {
+                let (window, put) = (Remote { window: window.key, offset: 0 }, matches!(begin, Begin::Read { .. }));
+                at.sessions.note_transfer(at.fabric, session, window, len, put);
+            }
+        };
+        if let Begin::Read { file, offset } = begin
+            && self.try_read_direct(at, request, (file, offset, len))
+        {
+            note_begun(at);
+            return true;
+        }
         let Some(into) = at.reactor.frames().alloc(len) else { return false };
+        note_begun(at);
         at.sessions.note_held(session, len);
         match begin {
             Begin::Read { file, offset } => {
@@ -50,7 +69,7 @@ impl Shares {
             Begin::Get(window) => {
                 let from = Remote { window: window.key, offset: 0 };
                 if at.get(session, from, into, PROTOCOL, request.to_u64()).is_err() {
-                    at.sessions.note_let_go(session, len);
+                    at.sessions.note_released(session, len);
                     self.end(at, request, Err(CallError::Busy));
                 }
             }

@@ -93,6 +93,12 @@ pub(super) fn server_itself() -> User {
     User { uid, gid, groups: vec![gid] }
 }
 
+/// Whether a call of a user may do what a loop's thread may, which takes no other user's rights: a server that is not root has its own
+/// rights for all, and root has all rights.
+pub(super) fn has_rights_of_server(user: &User) -> bool {
+    !rustix::process::getuid().is_root() || user.uid == 0
+}
+
 thread_local! {
     /// Of a worker.
     static RIGHTS: RefCell<Rights> = RefCell::default();

@@ -67,6 +67,18 @@ fn attributes_and_entries_have_these_bytes() {
     assert_eq!(read_directory(&[]).count(), 0);
 }
 
+/// A client uses the names on its own machine, relative to a directory.
+#[test]
+fn a_name_that_leads_elsewhere_is_no_single_one() {
+    let head = DirectoryEntry::new_zeroed();
+    for name in [&b"../outside"[..], b"/etc/passwd", b"a/b", b"", b"a\0b"] {
+        assert!(!Listed { head, name }.has_single_name(), "{}", name.escape_ascii());
+    }
+    for name in [&b"."[..], b"..", b"...", b"a\\b"] {
+        assert!(Listed { head, name }.has_single_name(), "{}", name.escape_ascii());
+    }
+}
+
 #[test]
 fn answers_have_these_bytes() {
     let bytes: Vec<u8> = (1..=56).collect();

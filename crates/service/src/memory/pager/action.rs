@@ -24,19 +24,26 @@ pub enum Contents {
     Zeroes(u64),
     /// One page, of that frame.
     Frame(u32),
+    /// The same, write-protected: the page also stays at its place.
+    Protected(u32),
 }
 
 /// What the driver is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Move a page out of its program into a frame, then [`Pager::moved`].
-    MoveOut(PageId, u32),
+    /// Move a page out of its program into a frame, then [`Pager::moved`]. `true`: the page is write-protected, and stays so if it
+    /// cannot be moved.
+    MoveOut(PageId, u32, bool),
     /// Put a frame to a place, then [`Pager::put_ended`].
     Put(u32, Place),
+    /// The frame has what was put to the place before: see whether the place still has it, then [`Pager::put_ended`].
+    Keep(u32, Place),
     /// Get a place into a frame, then [`Pager::got`].
     Get(u32, Place),
     /// Fill missing pages from there on, wake who waits, then [`Pager::filled`].
     Fill(PageId, Contents),
+    /// Lift a page's write protection and wake its threads, then [`Pager::unprotected`].
+    Unprotect(PageId),
     /// Make accesses to the page fail, then [`Pager::poisoned`]: its contents are lost.
     Poison(PageId),
     /// Wake the threads that wait for the page: it is present, or unknown.
@@ -58,6 +65,17 @@ pub enum Moved {
     Stays,
     /// It stays, in a mapping that is not watched: it is not known any more.
     Unwatched,
+}
+
+/// What has not ended for long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overdue {
+    /// All goes on.
+    Nothing,
+    /// Puts, which keep their frames: a lender is slow, or was given up and its session is not closed yet.
+    Puts,
+    /// Moves: a helper is stopped.
+    Moves,
 }
 
 /// What has become of a put.
@@ -99,10 +117,14 @@ pub struct Counters {
     pub ahead: u64,
     /// Of these, pages that their program is known to have gone through.
     pub ahead_used: u64,
-    /// Pages put to a place.
+    /// Pages sent to a place.
     pub put: u64,
     /// Pages that went as zeroes, without a put.
     pub went_zero: u64,
+    /// Pages that went unchanged since they came from their place, without a put.
+    pub unchanged: u64,
+    /// Writes to pages that were write-protected: each costs a fault.
+    pub unprotected: u64,
     /// Moves of pages that stayed.
     pub stayed: u64,
     /// Pages lost with a lender.

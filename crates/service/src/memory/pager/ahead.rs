@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use super::table::Entry;
-use super::{Action, PageId, Pager};
+use super::{Action, Overdue, PageId, Pager};
 use crate::limits::{PAGER_AHEAD_PAGES, PAGER_FRAMES_KEPT, PAGER_STREAMS_MAX, PAGER_WINDOW_MAX, PAGER_WINDOW_MIN};
 
 /// A fault so near to a stream's last one goes on with it in steps of one page: pages between them were there.
@@ -132,7 +132,7 @@ impl Pager {
         for page in ahead.pages() {
             let next = PageId { page, ..at };
             let has_room = self.local + self.frames.fetching() < self.budget && self.waiting.is_empty();
-            if !has_room || self.overdue || self.places.is_scarce() {
+            if !has_room || self.overdue != Overdue::Nothing || self.places.is_scarce() {
                 break;
             }
             match self.entry(next) {
@@ -158,7 +158,7 @@ impl Pager {
         let before = at.page.checked_sub(1).and_then(|page| space.get(page));
         let room = self.budget.saturating_sub(self.local) as u64;
         let mut count = 1;
-        if before == Some(Entry::Local) && !self.places.is_scarce() {
+        if before.is_some_and(Entry::is_here) && !self.places.is_scarce() {
             let is_new = |ahead: &u64| space.get(at.page + ahead) == Some(Entry::None);
             count += (1..PAGER_AHEAD_PAGES.min(room)).take_while(is_new).count() as u64;
         }

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 
 use super::table::{Entry, Space};
 use super::{PageId, Pager};
+use crate::limits::PAGER_MOVES_MAX;
 
 /// Entries beyond two for each page, before they are looked through.
 pub(super) const ARRIVALS_SPARE: usize = 4096;
@@ -71,7 +72,7 @@ impl Pager {
     pub(super) fn queue_set_aside(&mut self) {
         for at in std::mem::take(&mut self.arrivals.set_aside) {
             self.set_queued(at, false);
-            if self.entry(at) == Some(Entry::Local) {
+            if self.entry(at).is_some_and(Entry::is_here) {
                 self.queue(at);
             }
         }
@@ -93,9 +94,26 @@ impl Pager {
         }
         while let Some(at) = self.arrivals.cold.pop_front().or_else(|| self.arrivals.hot.pop_front()) {
             self.set_queued(at, false);
-            if self.entry(at) == Some(Entry::Local) && self.spaces.get(&at.space).is_some_and(|space| space.can_move) {
+            if self.entry(at).is_some_and(Entry::is_here)
+                && self.spaces.get(&at.space).is_some_and(|space| space.can_move)
+            {
                 return Some(at);
             }
+        }
+        None
+    }
+
+    /// The next page that needs no new place to go to, of those that would go soon. The others wait their turn again.
+    pub(super) fn next_protected_to_go(&mut self) -> Option<PageId> {
+        if self.protected_pages() == 0 {
+            return None;
+        }
+        for _ in 0..PAGER_MOVES_MAX {
+            let at = self.next_to_go()?;
+            if matches!(self.entry(at), Some(Entry::Protected(_))) {
+                return Some(at);
+            }
+            self.queue(at);
         }
         None
     }
@@ -114,7 +132,7 @@ impl Pager {
     fn still_here(&mut self, arrivals: VecDeque<PageId>) -> VecDeque<PageId> {
         let mut kept = VecDeque::with_capacity(arrivals.len().min(self.local));
         for at in arrivals {
-            if self.entry(at) == Some(Entry::Local) && self.set_queued(at, true) {
+            if self.entry(at).is_some_and(Entry::is_here) && self.set_queued(at, true) {
                 kept.push_back(at);
             }
         }

@@ -10,8 +10,8 @@ use super::table::Entry;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Frame {
     Free,
-    /// A page comes out of its program.
-    Moving(PageId),
+    /// A page comes out of its program; it was protected, and lies at that place too.
+    Moving(PageId, Option<Place>),
     /// It goes to a place; `None`: no longer wanted.
     Putting(Option<PageId>, Place),
     /// It has a page that has no place, and goes back to so many programs: forked children have the same page.
@@ -59,7 +59,9 @@ impl Frames {
 
     pub(super) fn set(&mut self, frame: u32, state: Frame) {
         let before = self.get(frame);
-        if let Some(place) = self.place(frame) {
+        if let Some(place) = self.place(frame)
+            && self.holder(place) == Some(frame)
+        {
             self.holders.remove(&place);
         }
         let is_putting = |state| usize::from(matches!(state, Frame::Putting(..)));
@@ -71,7 +73,9 @@ impl Frames {
         }
         self.all[frame as usize] = state;
         if let Some(place) = self.place(frame) {
-            self.holders.insert(place, frame);
+            // A put is to be found: nothing is got from its place.
+            let other = self.holder(place).filter(|other| matches!(self.get(*other), Frame::Putting(..)));
+            self.holders.insert(place, other.unwrap_or(frame));
         }
     }
 
@@ -155,7 +159,7 @@ impl Frames {
     pub(super) fn place(&self, frame: u32) -> Option<Place> {
         match self.get(frame) {
             Frame::Putting(_, place) | Frame::Clean(_, place) | Frame::Fetching(_, place) => Some(place),
-            Frame::Free | Frame::Moving(_) | Frame::Waiting(_) | Frame::Abandoned(_) => None,
+            Frame::Free | Frame::Moving(..) | Frame::Waiting(_) | Frame::Abandoned(_) => None,
         }
     }
 
@@ -168,12 +172,21 @@ impl Frames {
         clean.collect()
     }
 
+    /// Frames that pages are being moved to which lie at a place too.
+    pub(super) fn moving_protected(&self) -> Vec<(u32, PageId, Place)> {
+        let moving = self.all.iter().enumerate().filter_map(|(frame, state)| match state {
+            Frame::Moving(page, Some(place)) => Some((frame as u32, *page, *place)),
+            _ => None,
+        });
+        moving.collect()
+    }
+
     /// The page of an entry has another address.
     pub(super) fn rename(&mut self, entry: Entry, to: PageId) {
         let (Entry::Moving(frame) | Entry::Held(frame) | Entry::Fetching(frame)) = entry else { return };
         let state = &mut self.all[frame as usize];
         match state {
-            Frame::Moving(page)
+            Frame::Moving(page, _)
             | Frame::Clean(page, _)
             | Frame::Putting(Some(page), _)
             | Frame::Fetching(Some(page), _) => *page = to,

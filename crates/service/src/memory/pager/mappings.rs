@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use byway_reactor::seeded::{self, Bug};
+
 use super::table::{Entry, Space};
 use super::{PageId, Pager, SpaceId};
 
@@ -54,11 +56,23 @@ impl Pager {
         self.drop_all(dropped, can_move);
     }
 
+    /// Pages of a range are in the program. `MADV_FREE` leaves pages that are dropped until the kernel needs memory, and the program may use
+    /// them again without a fault.
+    pub fn found_present(&mut self, id: SpaceId, pages: Range<u64>) {
+        for page in pages {
+            let at = PageId { space: id, page };
+            if self.entry(at) == Some(Entry::None) {
+                self.arrived(at);
+            }
+        }
+        self.pump();
+    }
+
     /// A range may not be watched: pages that are in the program are not known any more, until they are added again.
     pub fn forget_present(&mut self, id: SpaceId, pages: Range<u64>) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         let taken = space.take(pages);
-        let (here, far): (Vec<_>, Vec<_>) = taken.entries.into_iter().partition(|(_, entry)| *entry == Entry::Local);
+        let (here, far): (Vec<_>, Vec<_>) = taken.entries.into_iter().partition(|(_, entry)| entry.is_here());
         for (page, entry) in far {
             space.add(page..page + 1);
             space.set(page, entry);
@@ -78,7 +92,7 @@ impl Pager {
 
     fn drop_all(&mut self, known: Vec<(u64, Entry)>, can_move: bool) {
         for (_, entry) in known {
-            if entry == Entry::Local && can_move {
+            if entry.is_here() && can_move {
                 self.local -= 1;
             }
             self.forget(entry);
@@ -100,7 +114,7 @@ impl Pager {
             let at = PageId { space: id, page: page - from + to };
             space.set(at.page, entry);
             self.frames.rename(entry, at);
-            if entry == Entry::Local {
+            if entry.is_here() {
                 space.local += 1;
                 moved.push(at);
             }
@@ -124,8 +138,9 @@ impl Pager {
         let Some(mut copy) = self.spaces.get(&parent).map(Space::copied) else { return false };
         let mut is_far = false;
         copy.for_each(|entry| {
-            is_far |= !matches!(*entry, Entry::None | Entry::Local);
+            is_far |= !matches!(*entry, Entry::None | Entry::Local | Entry::Protected(_));
             let place = match *entry {
+                Entry::Held(_) if seeded::is(Bug::PagerForkWithoutFrames) => return *entry = Entry::None,
                 Entry::Held(frame) | Entry::Fetching(frame) => match self.frames.place(frame) {
                     Some(place) => place,
                     // It is on its way back to the parent, and to the child too.
@@ -133,6 +148,8 @@ impl Pager {
                 },
                 Entry::Far(place) => place,
                 Entry::Moving(_) => return *entry = Entry::Lost,
+                // The child's pages never go, so what lies at a place is not kept for it.
+                Entry::Protected(_) => return *entry = Entry::Local,
                 Entry::None | Entry::Local | Entry::Lost => return,
             };
             self.places.refer(place);

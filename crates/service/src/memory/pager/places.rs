@@ -42,6 +42,7 @@ impl Place {
 /// The places of one slab.
 #[derive(Debug, Default)]
 struct SlabPlaces {
+    count: u32,
     free: Vec<u32>,
     /// It takes no new pages for now.
     rests: bool,
@@ -71,8 +72,9 @@ impl Places {
         let number = self.slabs.len() as u32;
         let first = Place::new(number, 0).0;
         self.references.resize((first + PLACES_PER_SLAB) as usize, 0);
-        let free = (first..first + places.min(PLACES_PER_SLAB)).rev().collect();
-        self.slabs.push(SlabPlaces { free, ..SlabPlaces::default() });
+        let count = places.min(PLACES_PER_SLAB);
+        let free = (first..first + count).rev().collect();
+        self.slabs.push(SlabPlaces { count, free, ..SlabPlaces::default() });
         self.change(number, |_| {});
         self.asked = false;
     }
@@ -142,6 +144,12 @@ impl Places {
         self.used
     }
 
+    /// Places of each slab that a page refers to; none of a lost one.
+    pub(super) fn used_in_slabs(&self) -> impl Iterator<Item = u32> {
+        let used = |slab: &SlabPlaces| if slab.is_lost { 0 } else { slab.count - slab.free.len() as u32 };
+        self.slabs.iter().map(used)
+    }
+
     /// How many pages refer to it; at most 65,535, which stands for more too.
     pub(super) fn references(&self, place: Place) -> u16 {
         self.references[place.0 as usize]
@@ -163,7 +171,9 @@ impl Places {
         *count -= 1;
         if *count == 0 {
             self.used -= 1;
-            self.change(place.slab(), |slab| slab.free.push(place.0));
+            if !self.is_lost(place) {
+                self.change(place.slab(), |slab| slab.free.push(place.0));
+            }
         }
     }
 
@@ -175,7 +185,11 @@ impl Places {
     /// False if it was lost already.
     pub(super) fn lose(&mut self, number: u32) -> bool {
         let mut was_lost = true;
-        self.change(number, |slab| was_lost = std::mem::replace(&mut slab.is_lost, true));
+        self.change(number, |slab| {
+            was_lost = std::mem::replace(&mut slab.is_lost, true);
+            // None of them is taken again.
+            slab.free = Vec::new();
+        });
         !was_lost
     }
 

@@ -16,7 +16,6 @@ impl Pager {
         }
         match page {
             Some(page) if end == PutEnd::Kept => {
-                self.counters.put += 1;
                 self.frames.set(frame, Frame::Clean(page, place));
             }
             None if end == PutEnd::Kept => {
@@ -36,6 +35,7 @@ impl Pager {
                 owners.extend(space.pages_with(Entry::Far(place)).into_iter().map(|page| PageId { space: *id, page }));
             }
         }
+        owners.sort_unstable();
         // The page's own reference is there also where the page is not wanted any more.
         let references = owners.len() + usize::from(page.is_none());
         (0..references).for_each(|_| self.places.release(place));
@@ -52,6 +52,7 @@ impl Pager {
     /// Puts a page that is in a frame alone to a place; without one it goes back to its program.
     pub(super) fn put(&mut self, at: PageId, frame: u32) {
         if let Some(place) = self.places.take() {
+            self.counters.put += 1;
             self.frames.set(frame, Frame::Putting(Some(at), place));
             self.actions.push_back(Action::Put(frame, place));
         } else {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::ahead::Streams;
 use super::places::Place;
+use super::protection::Writes;
 
 /// What is known of a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +14,8 @@ pub(super) enum Entry {
     None,
     /// It is in the program.
     Local,
+    /// It is in the program, write-protected, and lies at its place too.
+    Protected(Place),
     /// It is being moved out to a frame.
     Moving(u32),
     /// It is in a frame, and not in the program.
@@ -33,6 +36,13 @@ const _: () = assert!(size_of::<Packed>() == 8);
 
 const KIND: u64 = 7;
 
+impl Entry {
+    /// Whether the page is in the program.
+    pub(super) const fn is_here(self) -> bool {
+        matches!(self, Self::Local | Self::Protected(_))
+    }
+}
+
 impl Packed {
     fn entry(self) -> Entry {
         let number = (self.0 >> 32) as u32;
@@ -43,7 +53,8 @@ impl Packed {
             3 => Entry::Held(number),
             4 => Entry::Far(Place(number)),
             5 => Entry::Fetching(number),
-            _ => Entry::Lost,
+            6 => Entry::Lost,
+            _ => Entry::Protected(Place(number)),
         }
     }
 
@@ -56,6 +67,7 @@ impl Packed {
             Entry::Far(Place(place)) => (4, place),
             Entry::Fetching(frame) => (5, frame),
             Entry::Lost => (6, 0),
+            Entry::Protected(Place(place)) => (7, place),
         };
         self.0 = self.0 & Space::FLAGS | kind | u64::from(number) << 32;
     }
@@ -77,7 +89,10 @@ pub(super) struct Space {
     pub(super) can_move: bool,
     /// Pages that are in the program.
     pub(super) local: usize,
+    /// Of these, pages that are [`Entry::Protected`].
+    pub(super) protected: usize,
     pub(super) streams: Streams,
+    pub(super) writes: Writes,
 }
 
 /// What [`Space::take`] took out.
@@ -96,15 +111,25 @@ impl Space {
     pub(super) const QUEUED: u64 = 16;
     /// It was touched when it had just been moved out: it is to stay longer.
     pub(super) const HOT: u64 = 32;
-    const FLAGS: u64 = Self::WANTED | Self::QUEUED | Self::HOT;
+    /// The thread that waits for the page wants to write to it.
+    pub(super) const WRITES: u64 = 64;
+    const FLAGS: u64 = Self::WANTED | Self::QUEUED | Self::HOT | Self::WRITES;
 
     pub(super) fn new(can_move: bool) -> Self {
-        Self { known: BTreeMap::new(), chunks: BTreeMap::new(), can_move, local: 0, streams: Streams::default() }
+        Self {
+            known: BTreeMap::new(),
+            chunks: BTreeMap::new(),
+            can_move,
+            local: 0,
+            protected: 0,
+            streams: Streams::default(),
+            writes: Writes::default(),
+        }
     }
 
     /// The same for a forked child, which can move nothing.
     pub(super) fn copied(&self) -> Self {
-        let mut copy = Self { can_move: false, streams: Streams::default(), ..self.clone() };
+        let mut copy = Self { can_move: false, protected: 0, streams: Streams::default(), ..self.clone() };
         let packed = copy.chunks.values_mut().flat_map(|chunk| chunk.iter_mut());
         packed.for_each(|packed| packed.0 &= !Self::FLAGS);
         copy
@@ -122,6 +147,15 @@ impl Space {
     pub(super) fn pages_with(&self, entry: Entry) -> Vec<u64> {
         let all = self.chunks.iter().flat_map(|(number, chunk)| (number * CHUNK_PAGES..).zip(chunk.iter()));
         all.filter(|(_, packed)| packed.entry() == entry).map(|(page, _)| page).collect()
+    }
+
+    /// Some pages that are in the program, from both ends.
+    pub(super) fn some_local(&self, max: usize) -> Vec<u64> {
+        let chunks = self.chunks.iter().map(|(number, chunk)| (number * CHUNK_PAGES, chunk));
+        let pages = chunks.flat_map(|(first, chunk)| chunk.iter().enumerate().map(move |at| (first, at)));
+        let local = pages.filter(|(_, (_, packed))| packed.entry() == Entry::Local);
+        let local = local.map(|(first, (index, _))| first + index as u64);
+        local.clone().take(max).chain(local.rev().take(max)).collect()
     }
 
     fn is_known(&self, page: u64) -> bool {
@@ -146,6 +180,9 @@ impl Space {
     /// Sets what is known of a page, if its range is.
     pub(super) fn set(&mut self, page: u64, entry: Entry) {
         if self.is_known(page) {
+            let is_protected = |entry: Entry| usize::from(matches!(entry, Entry::Protected(_)));
+            self.protected -= is_protected(self.packed(page).entry());
+            self.protected += is_protected(entry);
             self.packed_mut(page).set(entry);
         }
     }
@@ -237,7 +274,8 @@ impl Space {
         for number in empty {
             self.chunks.remove(&number);
         }
-        self.local -= entries.iter().filter(|(_, entry)| *entry == Entry::Local).count();
+        self.local -= entries.iter().filter(|(_, entry)| entry.is_here()).count();
+        self.protected -= entries.iter().filter(|(_, entry)| matches!(entry, Entry::Protected(_))).count();
         entries
     }
 }

@@ -1,6 +1,6 @@
 //! A program, its helper and a lender, played at random: each page that the program reads has what it wrote last.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use proptest::prelude::*;
 
@@ -8,6 +8,8 @@ use super::arrivals::ARRIVALS_SPARE;
 use super::*;
 
 mod forks;
+mod room;
+mod unchanged;
 
 const PAGES: u64 = 600;
 const FRAMES: u32 = 64;
@@ -38,7 +40,17 @@ struct Program {
     /// What each page has for the program; a page that is not in it has zeroes.
     wrote: HashMap<u64, u64>,
     mapped: Vec<bool>,
+    /// Pages that the program cannot write to before the pager lets it.
+    protected: HashSet<u64>,
     poisoned: bool,
+}
+
+impl Program {
+    fn drop_page(&mut self, page: u64) {
+        self.here.remove(&page);
+        self.wrote.remove(&page);
+        self.protected.remove(&page);
+    }
 }
 
 struct World {
@@ -46,7 +58,7 @@ struct World {
     programs: HashMap<SpaceId, Program>,
     frames: HashMap<u32, u64>,
     places: HashMap<Place, u64>,
-    moves: VecDeque<(PageId, u32)>,
+    moves: VecDeque<(PageId, u32, bool)>,
     pending: Vec<Pending>,
     slabs: u32,
     lost: bool,
@@ -81,9 +93,24 @@ impl World {
     fn act(&mut self) {
         while let Some(action) = self.pager.next_action() {
             match action {
-                Action::MoveOut(at, frame) => self.moves.push_back((at, frame)),
+                Action::MoveOut(at, frame, protected) => self.moves.push_back((at, frame, protected)),
                 Action::Put(frame, place) => self.pending.push(Pending::Put(frame, place)),
+                Action::Keep(frame, place) if self.refuses || self.lost && place.slab() == 0 => {
+                    self.pager.put_ended(frame, PutEnd::Elsewhere);
+                }
+                Action::Keep(frame, place) => {
+                    assert_eq!(self.frames[&frame], self.places[&place], "a page that has not changed");
+                    self.pager.put_ended(frame, PutEnd::Kept);
+                }
                 Action::Get(frame, place) => self.pending.push(Pending::Get(frame, place)),
+                Action::Unprotect(at) => {
+                    let is_changing = self.is_changing();
+                    if let Some(program) = self.programs.get_mut(&at.space).filter(|_| !is_changing) {
+                        program.protected.remove(&at.page);
+                    }
+                    let outcome = if is_changing { FillOutcome::Changing } else { FillOutcome::Done(1) };
+                    self.pager.unprotected(at, outcome);
+                }
                 Action::Fill(at, contents) => self.fill(at, contents),
                 Action::Poison(at) => {
                     assert!(self.lost, "nothing is lost but with a lender");
@@ -113,7 +140,7 @@ impl World {
             return self.pager.filled(at, contents, FillOutcome::Changing);
         }
         let frame = match contents {
-            Contents::Frame(frame) => self.frames[&frame],
+            Contents::Frame(frame) | Contents::Protected(frame) => self.frames[&frame],
             Contents::Zeroes(_) => 0,
         };
         let count = if let Contents::Zeroes(count) = contents { count } else { 1 };
@@ -127,6 +154,9 @@ impl World {
                 break;
             }
             program.here.insert(page, frame);
+            if matches!(contents, Contents::Protected(_)) {
+                program.protected.insert(page);
+            }
             done += 1;
         }
         let outcome = match done {
@@ -139,9 +169,13 @@ impl World {
 
     /// The helper does what it was told.
     fn move_out(&mut self, choices: &mut Choices) {
-        while let Some((at, frame)) = self.moves.pop_front() {
+        while let Some((at, frame, protected)) = self.moves.pop_front() {
             let stays = choices.below(10) == 0;
-            let program = self.programs.get_mut(&at.space);
+            let mut program = self.programs.get_mut(&at.space);
+            if let Some(program) = program.as_mut().filter(|program| !stays && program.here.contains_key(&at.page)) {
+                let was_protected = program.protected.remove(&at.page);
+                assert!(was_protected || !protected, "page {} could be written meanwhile", at.page);
+            }
             let outcome = match program.and_then(|program| if stays { None } else { program.here.remove(&at.page) }) {
                 Some(0) => Moved::Zeroes,
                 Some(bytes) => {
@@ -198,7 +232,8 @@ impl World {
             if !program.mapped[page as usize] || std::mem::take(&mut program.poisoned) {
                 return;
             }
-            if let Some(bytes) = program.here.get_mut(&page) {
+            let is_refused = writes && program.protected.contains(&page);
+            if let Some(bytes) = program.here.get_mut(&page).filter(|_| !is_refused) {
                 assert_eq!(*bytes, program.wrote.get(&page).copied().unwrap_or(0), "page {page} of {space:?}");
                 if writes {
                     self.writes += 1;
@@ -208,8 +243,9 @@ impl World {
                 return;
             }
             self.move_out(choices);
-            if turn == 0 {
-                self.pager.fault(PageId { space, page });
+            if turn == 0 || is_refused {
+                let at = PageId { space, page };
+                if is_refused { self.pager.write_fault(at) } else { self.pager.fault(at, writes) }
             } else {
                 self.end_one(choices);
                 self.pager.retry();
@@ -231,16 +267,12 @@ impl World {
             0 if all_mapped => {
                 self.pager.removed(space, from..from + count);
                 let program = self.programs.get_mut(&space).unwrap();
-                for page in from..from + count {
-                    program.here.remove(&page);
-                    program.wrote.remove(&page);
-                }
+                (from..from + count).for_each(|page| program.drop_page(page));
             }
             1 => {
                 self.pager.unmapped(space, from..from + count);
                 for page in from..from + count {
-                    program.here.remove(&page);
-                    program.wrote.remove(&page);
+                    program.drop_page(page);
                     program.mapped[page as usize] = true;
                 }
                 self.pager.add_pages(space, from..from + count, &[]);
@@ -271,6 +303,12 @@ impl World {
                 };
             }
             program.mapped[(to + page) as usize] = true;
+            let (was, is) = (program.protected.remove(&(from + page)), to + page);
+            if was {
+                program.protected.insert(is)
+            } else {
+                program.protected.remove(&is)
+            };
         }
     }
 
@@ -282,7 +320,8 @@ impl World {
         self.pager.forked(parent, child);
         let parent = &self.programs[&parent];
         let (here, wrote, mapped) = (parent.here.clone(), parent.wrote.clone(), parent.mapped.clone());
-        self.programs.insert(child, Program { here, wrote, mapped, poisoned: false });
+        let protected = parent.protected.clone();
+        self.programs.insert(child, Program { here, wrote, mapped, protected, poisoned: false });
     }
 }
 
@@ -371,8 +410,8 @@ fn a_touch_of_a_page_on_its_way_out_costs_no_message() {
     pager.add_space(space, true);
     pager.add_slab(PLACES_PER_SLAB);
     pager.add_pages(space, 7..8, std::slice::from_ref(&(7..8)));
-    assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)));
-    pager.fault(at);
+    assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0, false)));
+    pager.fault(at, false);
     assert_eq!(pager.next_action(), None, "it waits for the move's end");
     pager.moved(0, Moved::Out);
     assert!(matches!(pager.next_action(), Some(Action::Put(0, _))));
@@ -396,25 +435,7 @@ fn a_page_that_is_moved_about_for_ever_has_a_bounded_number_of_arrivals() {
     pager.add_slab(PLACES_PER_SLAB);
     pager.set_budget(0);
     let at = PageId { space, page: 7 };
-    assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0)), "it can still go");
-}
-
-#[test]
-fn a_page_comes_above_the_budget_where_a_helper_is_stopped_in_the_midst_of_its_moves() {
-    let mut pager = Pager::new(FRAMES, 1);
-    let [here, other] = [1, 2].map(|space| PageId { space: SpaceId(space), page: 7 });
-    pager.add_slab(PLACES_PER_SLAB);
-    for at in [here, other] {
-        pager.add_space(at.space, true);
-        pager.add_pages(at.space, at.page..at.page + 1, if at == here { std::slice::from_ref(&(7..8)) } else { &[] });
-    }
-    assert!(matches!(pager.next_action(), Some(Action::MoveOut(at, _)) if at == here));
-    pager.fault(other);
-    pager.retry();
-    assert_eq!(pager.next_action(), None, "it waits for room");
-    pager.note_overdue(true);
-    pager.retry();
-    assert_eq!(pager.next_action(), Some(Action::Fill(other, Contents::Zeroes(1))));
+    assert_eq!(pager.next_action(), Some(Action::MoveOut(at, 0, false)), "it can still go");
 }
 
 /// A program with so many pages here, in the order of their numbers, and as many slabs as it takes.
@@ -432,18 +453,18 @@ fn settle(pager: &mut Pager) -> (Vec<u64>, Vec<u64>) {
     let mut moves = VecDeque::new();
     loop {
         match pager.next_action() {
-            Some(Action::MoveOut(at, frame)) => {
+            Some(Action::MoveOut(at, frame, _)) => {
                 went.push(at.page);
                 moves.push_back(frame);
             }
-            Some(Action::Put(frame, _)) => pager.put_ended(frame, PutEnd::Kept),
+            Some(Action::Put(frame, _) | Action::Keep(frame, _)) => pager.put_ended(frame, PutEnd::Kept),
             Some(Action::Get(frame, _)) => pager.got(frame, true),
             Some(Action::Fill(at, contents)) => {
                 came.push(at.page);
                 pager.filled(at, contents, FillOutcome::Done(1));
             }
             Some(Action::Lease) => pager.no_more_slabs(),
-            Some(Action::Poison(_) | Action::Wake(_)) => {}
+            Some(Action::Poison(_) | Action::Wake(_) | Action::Unprotect(_)) => {}
             None => match moves.pop_front() {
                 Some(frame) => pager.moved(frame, Moved::Out),
                 None => return (went, came),
@@ -457,7 +478,7 @@ fn refuse_most_moves(pager: &mut Pager) -> u64 {
     let (mut moves, mut tried, mut stayed) = (VecDeque::new(), 0, 0);
     loop {
         match pager.next_action() {
-            Some(Action::MoveOut(_, frame)) => moves.push_back(frame),
+            Some(Action::MoveOut(_, frame, _)) => moves.push_back(frame),
             Some(Action::Put(frame, _)) => pager.put_ended(frame, PutEnd::Kept),
             Some(_) => {}
             None => {
@@ -487,9 +508,9 @@ fn a_scan_of_far_pages_is_brought_ahead_while_there_is_room() {
     let mut faults = 0;
     for page in 0..1000 {
         let at = PageId { space, page };
-        if pager.entry(at) != Some(Entry::Local) {
+        if !pager.entry(at).is_some_and(Entry::is_here) {
             faults += 1;
-            pager.fault(at);
+            pager.fault(at, false);
             assert_eq!(settle(&mut pager).1.first(), Some(&page), "the page that is waited for comes first");
         }
         assert!(pager.local_pages() <= 1000);
@@ -505,7 +526,7 @@ fn pages_go_in_batches_and_not_one_for_each_that_comes() {
     settle(&mut pager);
     let mut batches = 0;
     for page in 0..500 {
-        pager.fault(PageId { space, page: page * 3 % 2000 });
+        pager.fault(PageId { space, page: page * 3 % 2000 }, false);
         batches += usize::from(!settle(&mut pager).0.is_empty());
     }
     assert!((1..20).contains(&batches), "{batches} batches for 500 pages that came");
@@ -518,11 +539,11 @@ fn a_page_that_is_used_again_and_again_stays_longer_than_those_that_are_used_onc
     let (hot, mut bounces) = (PageId { space, page: 2999 }, 0);
     for round in 0..20_000 {
         // At random: nothing is brought ahead.
-        pager.fault(PageId { space, page: round * 7919 % 2900 });
+        pager.fault(PageId { space, page: round * 7919 % 2900 }, false);
         settle(&mut pager);
-        if pager.entry(hot) != Some(Entry::Local) {
+        if !pager.entry(hot).is_some_and(Entry::is_here) {
             bounces += 1;
-            pager.fault(hot);
+            pager.fault(hot, false);
             settle(&mut pager);
         }
     }
@@ -536,7 +557,7 @@ fn a_page_that_takes_long_is_got_again_into_another_frame_and_the_first_one_wait
     let (mut pager, space) = a_pager_with(1000, 2000);
     settle(&mut pager);
     let at = PageId { space, page: 0 };
-    pager.fault(at);
+    pager.fault(at, true);
     let Some(Action::Get(slow, place)) = pager.next_action() else { panic!("a get") };
     pager.get_again(slow);
     let gets: Vec<_> = std::iter::from_fn(|| pager.next_action()).collect();

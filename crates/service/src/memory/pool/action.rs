@@ -29,11 +29,13 @@ impl Class {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct OpId(pub u32);
 
-/// A leased slab: the lender's index, and the number that the lender gave.
+/// A leased slab. A lender that has restarted may give a number again: the view tells the two slabs apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Lease {
     /// Index of the lender, in the order in which [`Pool::new`] got them.
     pub lender: usize,
+    /// How many times the lender had been given up when it leased the slab.
+    pub view: u32,
     /// As the lender names it in its session.
     pub number: u64,
 }
@@ -111,6 +113,15 @@ pub enum Note {
     Corrupt(usize),
     /// A page of the file has another checksum than the one that was written.
     CorruptFile,
+}
+
+/// A lender, as [`Pool::lenders`] tells of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LenderState {
+    /// It has a session.
+    pub is_up: bool,
+    /// Slabs that have a copy there.
+    pub slabs: Vec<u32>,
 }
 
 /// What a pool has done.

@@ -60,6 +60,10 @@ impl Lender {
         Self { view: 0, state, renewing: Err(now + RENEW_EVERY), refused_until: None, is_slow: false, heard: now }
     }
 
+    pub(super) fn is_up(&self) -> bool {
+        self.state == State::Up
+    }
+
     fn next_look(&self) -> Option<Instant> {
         match (self.state, self.renewing) {
             (State::Up, Ok(sent)) => Some(sent + LENDER_SILENCE_MAX),
@@ -207,8 +211,8 @@ impl Pool {
         }
         match (result, purpose) {
             (Ok(_), _) if is_old => {}
-            (Ok(number), Some(purpose)) => self.use_lease(Lease { lender: index, number }, purpose),
-            (Ok(number), None) => self.use_late_lease(Lease { lender: index, number }),
+            (Ok(number), Some(purpose)) => self.use_lease(Lease { lender: index, view, number }, purpose),
+            (Ok(number), None) => self.use_late_lease(Lease { lender: index, view, number }),
             (Err(Failure::Gone), _) if !is_old => self.give_up(index, false, now),
             _ => self.lenders[index].refused_until = Some(now + LENDER_PAUSE),
         }

@@ -17,7 +17,7 @@ impl Pages {
     }
 
     pub(super) fn has(&self, page: u32) -> bool {
-        self.words[page as usize / 64] & 1 << (page % 64) != 0
+        self.words.get(page as usize / 64).is_some_and(|word| word & 1 << (page % 64) != 0)
     }
 
     pub(super) fn set(&mut self, page: u32, value: bool) {
@@ -84,6 +84,11 @@ impl Slab {
             rests: false,
             is_lost: false,
         }
+    }
+
+    /// Frees its tables: no copy is left, and nothing is under way.
+    pub(super) fn free_tables(&mut self) {
+        *self = Self { rests: self.rests, is_lost: true, ..Self::new(0, &[]) };
     }
 
     /// A page is about to be put: nothing holds its new version yet.

@@ -175,9 +175,43 @@ fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
     assert_eq!((rig.actions(), rig.told()), (vec![Action::Close(0)], vec![Told::Lost(0)]));
     rig.pool.ended(get, Ok(10), rig.now);
     assert_eq!(rig.told(), [Told::Got(3, false)]);
+    assert_eq!(rig.pool.lost, [0], "its tables were of use to the get");
     rig.now = rig.now + LENDER_PAUSE;
     rig.pool.tick(rig.now);
+    assert!(rig.pool.lost.is_empty());
+    rig.pool.get(4, Place::new(0, 0), rig.now);
+    rig.pool.put(5, Place::new(0, 0), 10, rig.now);
+    assert_eq!(rig.told(), [Told::Got(4, false), Told::Put(5, PutEnd::Elsewhere)]);
     assert!(matches!(rig.actions()[..], [Action::Connect(_, 0)]));
+}
+
+#[test]
+fn a_late_operation_of_a_session_that_was_given_up_does_not_drop_the_new_copy_of_its_lender() {
+    let mut rig = Rig::new(Class::Mirror, 2);
+    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
+    rig.pool.put(2, Place::new(0, 1), 11, rig.now);
+    let puts = rig.actions().into_iter().map(|action| match action {
+        Action::Put(op, _, lease, _) => (op, lease),
+        other => panic!("{other:?}"),
+    });
+    let [(first, here), (ended, there), (second, _), (late, _)] = puts.collect::<Vec<_>>()[..] else { panic!() };
+    for (op, result) in [(first, Ok(0)), (second, Ok(0)), (ended, Err(Failure::Gone))] {
+        rig.pool.ended(op, result, rig.now);
+    }
+    assert_eq!(rig.actions(), [Action::Close(there.lender)]);
+    rig.now = rig.now + LENDER_PAUSE;
+    rig.pool.tick(rig.now);
+    let Some(Action::Connect(connect, _)) = rig.actions().pop() else { panic!() };
+    rig.pool.connected(connect, true, rig.now);
+    let [Action::Lease(lease, _), ..] = rig.actions()[..] else { panic!() };
+    // The lender has restarted, and begins to count anew.
+    rig.pool.leased(lease, Ok(there.number), rig.now);
+    rig.told();
+    rig.actions();
+    rig.pool.ended(late, Err(Failure::Gone), rig.now);
+    assert_eq!(rig.told(), [Told::Put(2, PutEnd::Elsewhere)]);
+    assert!(!rig.actions().iter().any(|action| matches!(action, Action::Return(_))));
+    assert!(rig.pool.lease_of(Place::new(0, 0), 0) == Some(here) && rig.pool.lease_of(Place::new(0, 0), 1).is_some());
 }
 
 #[test]
@@ -274,7 +308,7 @@ fn a_slab_that_one_lender_does_not_lease_is_had_of_another() {
     assert_eq!(rig.lease_all(), [0]);
     assert_eq!(rig.told(), [Told::Slab(PLACES)]);
     rig.pool.leased(late, Ok(77), rig.now);
-    assert_eq!(rig.actions(), [Action::Return(Lease { lender: 1, number: 77 })], "it is not needed any more");
+    assert_eq!(rig.actions(), [Action::Return(Lease { lender: 1, view: 0, number: 77 })], "it is not needed any more");
 }
 
 #[test]
@@ -292,9 +326,12 @@ fn a_slab_that_is_taken_back_is_not_used_when_it_closes() {
     rig.pool.renewed(renewal, Ok(vec![(1, TAKE_BACK_NOTICE)]), rig.now);
     rig.now = until;
     rig.pool.tick(rig.now);
-    assert!(!rig.actions().contains(&Action::Return(Lease { lender: 0, number: 1 })), "a put is under way there");
+    assert!(
+        !rig.actions().contains(&Action::Return(Lease { lender: 0, view: 0, number: 1 })),
+        "a put is under way there"
+    );
     rig.pool.ended(put, Ok(0), rig.now);
-    assert!(rig.actions().contains(&Action::Return(Lease { lender: 0, number: 1 })));
+    assert!(rig.actions().contains(&Action::Return(Lease { lender: 0, view: 0, number: 1 })));
     rig.pool.get(2, Place::new(0, 0), rig.now);
     assert!(matches!(rig.actions()[..], [Action::Read(_, 2, _)]));
 }

@@ -22,7 +22,7 @@ use super::input::Input;
 use super::secure::Secure;
 use crate::limits::{
     CONNECTION_HEAP_BYTES_MAX, CONNECTION_HEAP_BYTES_MIN, CONNECTION_IN_FLIGHT_BYTES_MAX, CONNECTION_IN_FLIGHT_MAX,
-    CROWDED_EXTENTS_MAX, DOOR_HEAP_BYTES_MAX,
+    CROWDED_EXTENTS_MAX, FRONTEND_HEAP_BYTES_MAX,
 };
 use crate::nbd::flags::CommandFlags;
 use crate::nbd::handshake::HandshakeError;
@@ -359,7 +359,7 @@ impl Connection {
         self.in_flight >= CONNECTION_IN_FLIGHT_MAX
             || self.in_flight_bytes + self.out.len() as u64 >= CONNECTION_IN_FLIGHT_BYTES_MAX
             || heap > CONNECTION_HEAP_BYTES_MAX
-            || (context.queued_heap > DOOR_HEAP_BYTES_MAX && heap > CONNECTION_HEAP_BYTES_MIN)
+            || (context.queued_heap > FRONTEND_HEAP_BYTES_MAX && heap > CONNECTION_HEAP_BYTES_MIN)
     }
 
     /// Counts this connection's frames for payloads anew in those of all.
@@ -464,7 +464,7 @@ impl Connection {
             }
             Command::BlockStatus => {
                 // Others' replies, which they do not take, are not to keep this client from its answer, only from a long one.
-                let crowded = if *queued_heap > DOOR_HEAP_BYTES_MAX { CROWDED_EXTENTS_MAX } else { usize::MAX };
+                let crowded = if *queued_heap > FRONTEND_HEAP_BYTES_MAX { CROWDED_EXTENTS_MAX } else { usize::MAX };
                 let count_max = if request.flags.has(CommandFlags::REQ_ONE) { 1 } else { crowded };
                 let step = engine.extents(reactor, volume, range, count_max, tag)?;
                 Ok(step.map(|extents| Outcome::Extents(Ok(extents))))

@@ -83,7 +83,7 @@ impl Connection {
             };
             let Context { reactor, engine, payload_bytes, .. } = context;
             let len = if *payload_bytes + len > reactor.frames().bytes() / PAYLOAD_SHARE_MAX {
-                // Many are sending: a frame only for what is here already, so that nobody who pauses holds one.
+                // Many clients are sending: a frame only for bytes that have arrived, so that a client that pauses holds none.
                 let here = self.input.bytes().len() + if plain { reactor.readable_bytes(self.socket) } else { 0 };
                 let piece = engine.piece_bytes_min(self.volume);
                 if here >= len { len } else { here / piece * piece }

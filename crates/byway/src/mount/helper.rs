@@ -1,0 +1,177 @@
+//! `mount.byway`: what mount(8) calls for `mount -t byway`, and for fstab. It is a link to this program.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+
+/// The name by which mount(8) looks for a helper.
+const NAME: &str = "mount.byway";
+
+/// Options of mount(8) itself, and those that hold for each mount of a share.
+const IGNORED: [&str; 25] = [
+    "_netdev",
+    "async",
+    "auto",
+    "defaults",
+    "diratime",
+    "exec",
+    "group",
+    "lazytime",
+    "noatime",
+    "noauto",
+    "nodev",
+    "nodiratime",
+    "nofail",
+    "nogroup",
+    "noowner",
+    "norelatime",
+    "nosuid",
+    "nouser",
+    "nousers",
+    "owner",
+    "relatime",
+    "strictatime",
+    "symfollow",
+    "user",
+    "users",
+];
+
+/// Options of `byway mount -o`.
+const PASSED: [&str; 4] = ["ro", "rw", "allow_other", "default_permissions"];
+
+/// Options that stand for other flags of `byway mount`.
+const FLAGS: [(&str, &str); 5] = [
+    ("tls_ca", "--tls-ca"),
+    ("tls_certificate", "--tls-certificate"),
+    ("tls_key", "--tls-key"),
+    ("tls_hostname", "--tls-hostname"),
+    ("wait", "--wait"),
+];
+
+/// Why a share is not mounted for mount(8).
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    /// Not as mount(8) calls a helper.
+    #[error("mount.byway is for mount(8): mount -t byway byway://HOST/SHARE DIRECTORY [-o OPTIONS]")]
+    Usage,
+    /// An option that has no meaning here.
+    #[error(
+        "unknown mount option `{0}`; byway has ro, allow_other, default_permissions, wait=SECONDS, tls_ca=FILE, tls_certificate=FILE, \
+         tls_key=FILE and tls_hostname=NAME"
+    )]
+    Option(String),
+    /// `suid`, `dev`.
+    #[error("mount option `{0}`: set-user-ID bits and device nodes of a share never count; leave it out")]
+    Privilege(String),
+    /// The program.
+    #[error("cannot start byway: {0}")]
+    Start(io::Error),
+}
+
+/// Whether the program was called by the helper's name.
+pub(crate) fn is_called(name: Option<&OsStr>) -> bool {
+    name.and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == NAME)
+}
+
+/// Becomes `byway mount --background` with these arguments of mount(8), without the program's name. Returns if there is nothing to do.
+///
+/// # Errors
+/// See [`HelperError`].
+pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> Result<(), HelperError> {
+    let Some(arguments) = translate(arguments)? else { return Ok(()) };
+    let program = std::env::current_exe().map_err(HelperError::Start)?;
+    Err(HelperError::Start(Command::new(program).arg0("byway").args(arguments).exec()))
+}
+
+/// The arguments of `byway`; `None` if nothing is to be done (`mount -f`).
+fn translate(mut arguments: impl Iterator<Item = OsString>) -> Result<Option<Vec<OsString>>, HelperError> {
+    let (mut places, mut options) = (Vec::new(), Vec::new());
+    let (mut is_fake, mut is_sloppy) = (false, false);
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            Some("-o") => options.push(arguments.next().ok_or(HelperError::Usage)?),
+            Some("-t" | "-N") => drop(arguments.next().ok_or(HelperError::Usage)?),
+            Some(flags) if flags.len() > 1 && flags.starts_with('-') => {
+                if flags[1..].contains(|flag| !"sfnv".contains(flag)) {
+                    return Err(HelperError::Usage);
+                }
+                is_fake |= flags.contains('f');
+                is_sloppy |= flags.contains('s');
+            }
+            _ => places.push(argument),
+        }
+    }
+    let [source, directory] = <[OsString; 2]>::try_from(places).map_err(|_| HelperError::Usage)?;
+    let mut words: Vec<OsString> = ["mount", "--background"].map(Into::into).into();
+    let mut passed = Vec::new();
+    for option in options.iter().flat_map(|options| options.as_encoded_bytes().split(|byte| *byte == b',')) {
+        let option = String::from_utf8_lossy(option).into_owned();
+        let (name, value) = option.split_once('=').unwrap_or((&option, ""));
+        if let Some((_, flag)) = FLAGS.iter().find(|(known, _)| *known == name) {
+            words.push(format!("{flag}={value}").into());
+        } else if PASSED.contains(&option.as_str()) {
+            passed.push(option);
+        } else if ["suid", "dev"].contains(&option.as_str()) {
+            return Err(HelperError::Privilege(option));
+        } else if !is_ignored(name) && !is_sloppy {
+            return Err(HelperError::Option(option));
+        }
+    }
+    if !passed.is_empty() {
+        words.extend(["-o".into(), passed.join(",").into()]);
+    }
+    words.extend(["--".into(), source, directory]);
+    Ok((!is_fake).then_some(words))
+}
+
+/// Whether an option is for mount(8), systemd or people.
+fn is_ignored(name: &str) -> bool {
+    name.is_empty() || IGNORED.contains(&name) || name == "comment" || name.starts_with("x-") || name.starts_with("X-")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn translated(words: &str) -> Result<Option<String>, String> {
+        let words = translate(words.split(' ').map(Into::into)).map_err(|error| error.to_string())?;
+        Ok(words.map(|words| words.join(OsStr::new(" ")).into_string().unwrap()))
+    }
+
+    #[test]
+    fn what_mount_passes_becomes_a_mount_in_the_background() {
+        assert_eq!(
+            translated("byway://h/s /mnt -o rw,_netdev,nofail,x-systemd.automount,allow_other,wait=5 -v").unwrap(),
+            Some("mount --background --wait=5 -o rw,allow_other -- byway://h/s /mnt".to_owned())
+        );
+        assert_eq!(
+            translated("byways://h/s /mnt -n -t byway -o tls_ca=/etc/ca.pem").unwrap(),
+            Some("mount --background --tls-ca=/etc/ca.pem -- byways://h/s /mnt".to_owned())
+        );
+        assert_eq!(translated("byway://h/s /mnt -f -o ro").unwrap(), None, "a mount that is only tried out");
+        assert!(translated("byway://h/s /mnt -s -o unknown").unwrap().is_some(), "sloppy");
+    }
+
+    #[test]
+    fn what_cannot_be_done_is_refused_by_name() {
+        for (words, said) in [
+            ("byway://h/s", "mount -t byway"),
+            ("byway://h/s /mnt more", "mount -t byway"),
+            ("byway://h/s /mnt -x", "mount -t byway"),
+            ("byway://h/s /mnt -o", "mount -t byway"),
+            ("byway://h/s /mnt -o noexec", "unknown mount option `noexec`"),
+            ("byway://h/s /mnt -o user,suid", "`suid`: set-user-ID"),
+        ] {
+            let refused = translated(words).unwrap_err();
+            assert!(refused.contains(said), "{words}: {refused}");
+        }
+    }
+
+    #[test]
+    fn the_program_is_the_helper_by_its_name_alone() {
+        assert!(is_called(Some("/sbin/mount.byway".as_ref())) && is_called(Some("mount.byway".as_ref())));
+        assert!(!is_called(Some("/usr/bin/byway".as_ref())) && !is_called(None));
+    }
+}

@@ -1,0 +1,149 @@
+//! The mounts of this user on this machine: a socket of each in a folder, on which its process answers.
+
+use std::fs::Permissions;
+use std::fs::{self, DirBuilder};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use byway_fabric::random::Random;
+use serde::{Deserialize, Serialize};
+
+use super::status::MountStatus;
+use crate::limits::{MOUNT_ANSWER_BYTES_MAX, MOUNTS_LISTED_MAX};
+
+/// Not in /run/byway, which systemd removes when a node of this machine stops (`RuntimeDirectory`).
+const FOLDER: &str = "byway-mounts";
+
+/// How long a process may take to answer. One that is stopped is passed over.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What a mount's process is asked, a line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Question {
+    /// [`MountAnswer::Status`].
+    Status,
+    /// [`MountAnswer::Handover`], or a failure. The version is that of the document.
+    TakeOver {
+        /// The version that the asking process reads.
+        version: u32,
+    },
+}
+
+/// What it answers, a line of JSON.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum MountAnswer {
+    /// How it is.
+    Status(Box<MountStatus>),
+    /// The mount: with descriptors of the document and of so many channels.
+    Handover {
+        /// Channels of the mount.
+        channels: usize,
+    },
+    /// No.
+    Failed(String),
+}
+
+fn folder() -> PathBuf {
+    let user = std::env::var_os("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root());
+    user.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join(FOLDER)
+}
+
+/// A directory as mounts are known by it. The directory itself is not looked at: its mount may not answer.
+pub(super) fn path_of(directory: &Path) -> io::Result<PathBuf> {
+    let path = std::path::absolute(directory)?;
+    Ok(match (path.parent(), path.file_name()) {
+        (Some(parent), Some(name)) => parent.canonicalize()?.join(name),
+        _ => path,
+    })
+}
+
+/// A mount's socket, whose file goes with it.
+#[derive(Debug)]
+pub(super) struct MountSocket {
+    pub(super) listener: UnixListener,
+    path: PathBuf,
+}
+
+impl MountSocket {
+    /// Binds a new one in the folder.
+    pub(super) fn bind() -> io::Result<Self> {
+        let folder = folder();
+        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        let number = u32::from_le_bytes(*Random::from_kernel().bytes16().first_chunk().unwrap_or(&[0; 4]));
+        let path = folder.join(format!("{}-{number:08x}.sock", std::process::id()));
+        let socket = Self { listener: UnixListener::bind(&path)?, path };
+        fs::set_permissions(&socket.path, Permissions::from_mode(0o600))?;
+        Ok(socket)
+    }
+}
+
+impl Drop for MountSocket {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Sends a line of JSON.
+pub(super) fn tell(mut stream: &UnixStream, what: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    stream.write_all(&line)
+}
+
+/// Reads a line of JSON.
+pub(super) fn hear<T: for<'de> Deserialize<'de>>(stream: &UnixStream) -> io::Result<T> {
+    let mut line = String::new();
+    // No further line is sent before this one is answered, so nothing is lost with the reader's buffer.
+    BufReader::new(stream.take(MOUNT_ANSWER_BYTES_MAX)).read_line(&mut line)?;
+    if !line.ends_with('\n') {
+        return Err(ErrorKind::UnexpectedEof.into());
+    }
+    Ok(serde_json::from_str(&line)?)
+}
+
+fn status_at(path: &Path) -> io::Result<MountStatus> {
+    let stream = UnixStream::connect(path)?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    tell(&stream, &Question::Status)?;
+    match hear(&stream)? {
+        MountAnswer::Status(status) => Ok(*status),
+        _ => Err(ErrorKind::InvalidData.into()),
+    }
+}
+
+/// All mounts of this user whose processes answer, by directory. Sockets of processes that have ended are removed.
+///
+/// # Errors
+/// The folder cannot be read.
+pub(super) fn all() -> io::Result<Vec<(PathBuf, MountStatus)>> {
+    let entries = match fs::read_dir(folder()) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut all = Vec::new();
+    for entry in entries.take(MOUNTS_LISTED_MAX) {
+        let path = entry?.path();
+        match status_at(&path) {
+            Ok(status) => all.push((path, status)),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => _ = fs::remove_file(&path),
+            Err(error) => tracing::warn!(%error, path = %path.display(), "a mount's process does not answer"),
+        }
+    }
+    all.sort_by(|(_, one), (_, other)| one.directory.cmp(&other.directory).then(one.since.cmp(&other.since)));
+    Ok(all)
+}
+
+/// The socket and the state of the mount on a directory: of several, the one that was mounted last.
+///
+/// # Errors
+/// The folder cannot be read.
+pub(super) fn find(directory: &Path) -> io::Result<Option<(PathBuf, MountStatus)>> {
+    let path = path_of(directory)?;
+    Ok(all()?.into_iter().rfind(|(_, status)| status.directory == path))
+}
