@@ -143,3 +143,29 @@ fn a_thread_that_begins_an_operation_beside_the_driver_wakes_it() {
         assert_eq!(waits.join().unwrap().header, b"end");
     });
 }
+
+/// Behind a thread that waits in the background, operations wake no thread: it drives the loop only when no other does.
+#[test]
+fn a_thread_that_waits_in_the_background_is_seldom_woken() {
+    let folder = tempfile::tempdir().unwrap();
+    for address in addresses(&folder) {
+        let pair = Pair::new(&address, &NodeOptions::default());
+        let (server, client) = (&pair.server, &pair.client);
+        std::thread::scope(|scope| {
+            let last = client.start_receive(Some(pair.to_server)).unwrap();
+            let waits = scope.spawn(move || last.wait_in_background(PATIENCE).unwrap().unwrap());
+            let send = || {
+                let send = client.send(pair.to_server, b"beside", b"").unwrap();
+                send.wait(PATIENCE).unwrap().unwrap();
+                server.receive(PATIENCE).unwrap();
+            };
+            let began = Instant::now();
+            // On a busy machine this thread may pause between operations, and the other drives meanwhile.
+            while cost_of(|| (0..COUNTED).for_each(|_| send())).1.wakes > COUNTED / 2 {
+                assert!(began.elapsed() < PATIENCE, "operations wake the thread in the background");
+            }
+            server.send(pair.to_client, b"end", b"").unwrap().wait(PATIENCE).unwrap().unwrap();
+            assert!(matches!(waits.join().unwrap(), Outcome::Message(message) if message.header == b"end"));
+        });
+    }
+}

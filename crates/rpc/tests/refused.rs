@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Op, OpError, Outcome, Session, SubmitError};
 use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
-use byway_rpc::message::ReplyBody;
+use byway_rpc::message::{ReplyBody, Status};
 use byway_rpc::node::{Call, PROGRAM, Rpc};
 use byway_rpc::session::{Grant, Spoken, Versions};
 use zerocopy::FromZeros;
@@ -91,6 +91,22 @@ fn a_mangled_answer_ends_the_session_of_whoever_sent_it_and_no_other() {
     }
 }
 
+/// The first call waits for the peer's list of protocols, the second one finds it.
+#[test]
+fn a_call_in_another_version_of_a_protocol_ends_by_name() {
+    let of = |version, grant| {
+        let spoken = Spoken { protocol: PROGRAM, versions: Versions::only(version), grant };
+        Rpc::open_for(&NodeOptions::default(), vec![spoken]).unwrap()
+    };
+    let (server, client) = (of(2, Some(Grant { calls: 1, notices: 0 })), of(1, None));
+    let to_server = connect(&server, &client);
+    for _ in 0..2 {
+        let called = client.call(to_server, &Call::default(), soon()).unwrap();
+        assert_eq!(called.wait(soon()).unwrap(), Err(OpError::Status(Status::Version as u16)));
+    }
+    assert_eq!((client.node().counters().unwrap().ops, client.counters().unwrap().calls), (0, 0));
+}
+
 /// No program can take them yet: they would be dropped.
 #[test]
 fn a_node_that_would_grant_notices_is_not_opened() {
@@ -131,14 +147,14 @@ fn a_call_whose_caller_has_gone_is_not_delegated() {
 
 /// It has no layer that would say what it speaks.
 #[test]
-fn a_call_to_a_node_that_speaks_no_protocol_is_refused() {
+fn a_call_to_a_node_that_speaks_no_protocol_ends_by_name() {
     let (server, client) = (open(), Node::open(&NodeOptions::default()).unwrap());
     let at = server.node().listen(&Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap().unwrap();
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| client.connect(&Address::Tcp(at), soon()).unwrap());
         let to_client = server.node().accept(soon()).unwrap();
         connecting.join().unwrap();
-        let called = server.call(to_client, &Call::default(), Deadline::NEVER);
-        assert_eq!(called.unwrap_err(), SubmitError::Unsupported);
+        let called = server.call(to_client, &Call::default(), Deadline::NEVER).unwrap();
+        assert_eq!(called.wait(soon()).unwrap(), Err(OpError::Status(Status::UnknownProtocol as u16)));
     });
 }

@@ -19,6 +19,7 @@ crate::over_each_wire!(
     what_had_ended_when_it_was_added_wakes_who_turns_the_loop,
     what_had_ended_when_it_was_added_wakes_each_who_waits,
     what_a_node_has_is_counted_while_another_thread_turns_it,
+    a_wait_in_the_background_finds_what_any_thread_brings,
 );
 
 crate::over_rdma!(
@@ -29,6 +30,39 @@ crate::over_rdma!(
 );
 
 const THREADS: usize = 8;
+
+/// The message comes while nobody else waits, while another thread waits long, and between short waits of another thread.
+fn a_wait_in_the_background_finds_what_any_thread_brings(rig: &Rig) {
+    let pair = rig.pair();
+    let send = |header: &[u8]| done(&pair.client.send(pair.to_server, header, &[]).unwrap());
+    let receive = || pair.server.start_receive(Some(pair.to_client)).unwrap();
+    let found = |op: &Op| {
+        let Ok(Outcome::Message(message)) = op.wait_in_background(soon()).expect("the message comes") else { panic!() };
+        message.header.clone()
+    };
+    let nothing = receive();
+    assert_eq!(nothing.wait_in_background(Duration::from_millis(5)), Err(WaitError::Deadline));
+    send(b"alone");
+    assert_eq!(found(&nothing), b"alone");
+    {
+        let _turner = Turner::of(&pair.server);
+        let op = receive();
+        send(b"behind another");
+        assert_eq!(found(&op), b"behind another");
+    }
+    for _ in 0..20 {
+        let op = receive();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| found(&op));
+            send(b"between others");
+            while !waiting.is_finished() {
+                let incoming = pair.server.start_accept().unwrap();
+                assert_eq!(incoming.test(), Err(WaitError::Deadline));
+            }
+            assert_eq!(waiting.join().unwrap(), b"between others");
+        });
+    }
+}
 
 fn what_a_node_has_is_counted_while_another_thread_turns_it(rig: &Rig) {
     let pair = rig.pair();
