@@ -37,6 +37,7 @@ fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
         let output = demo(folder.path(), &["--size", "24M", "--io", io]).output().expect("byway starts");
         let said = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
         for path in PATHS {
             let row = said.lines().find(|line| line.starts_with(path)).unwrap_or_else(|| panic!("{path} in {said}"));
             let figures: Vec<f64> =
@@ -51,6 +52,17 @@ fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
         for words in ["started again", "went on by itself after ", " ms, and its checksum is the same"] {
             assert!(killed.contains(words), "{words}: {said}");
         }
+        let mounted = ["the shared folder has the same bytes", "The mount of a shared folder was left out"];
+        assert!(mounted.iter().any(|words| said.contains(words)), "{said}");
+        assert!(
+            said.contains("each page had its bytes") || said.contains("Memory lent by another node was left out"),
+            "{said}"
+        );
+        assert!(
+            said.contains("2 processes that share memory relaxed") && said.contains("with the same result")
+                || said.contains("Memory shared by processes was left out"),
+            "{said}"
+        );
         assert!(is_empty(folder.path()), "{io}: it must clean up");
         assert!(processes_of(folder.path()).is_empty(), "{io}: its node must end");
     }

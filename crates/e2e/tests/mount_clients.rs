@@ -2,9 +2,9 @@
 
 use std::fs::{File, Permissions, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use byway_e2e::{LIMIT, Mount, MountRig, NEAR, Networks, Side, binary, lacks_mounts, run_well, until};
@@ -60,6 +60,33 @@ fn a_mount_whose_process_is_killed_fails_by_name_and_can_be_unmounted() {
     again.unmount();
     other.unmount();
     assert!(server.is_alive());
+}
+
+#[test]
+fn a_stopped_mount_loses_its_lock_to_others_and_is_told() {
+    if lacks_mounts() {
+        return;
+    }
+    // Without leases, for whose sake the server would end a silent session, too.
+    let rig = MountRig::new(",users=squash:0");
+    let _server = rig.serve();
+    let (mount, other) = (rig.mount("mount", &rig.unix(), &[]), rig.mount("other", &rig.unix(), &[]));
+    let mut file = locked(&mount, "file");
+    file.write_all(b"mine").unwrap();
+    mount.signal(Signal::STOP);
+    assert!(is_held(&other, "file"), "for a while nobody else gets it");
+    let mut theirs = locked(&other, "file");
+    theirs.write_all(b"theirs").unwrap();
+    mount.signal(Signal::CONT);
+    let error = file.write_all(b"mine").unwrap_err();
+    assert!(is_errno(&error, Errno::IO), "{error}");
+    drop(file);
+    assert!(is_held(&mount, "file"), "the other has it");
+    drop(theirs);
+    assert_eq!(text(&mount.path("file")), "theirs");
+    drop(locked(&mount, "file"));
+    mount.unmount();
+    other.unmount();
 }
 
 /// Has the cable unplugged for a time.
@@ -122,13 +149,6 @@ fn a_partition_is_a_wait_or_a_lost_lock_that_is_told() {
     near.unmount();
 }
 
-/// Messages that a mount has sent to its server, but for those that renew leases.
-fn messages(mount: &Mount) -> String {
-    let mut value = [0; 32];
-    let len = rustix::fs::getxattr(&mount.at, "byway.messages", &mut value[..]).unwrap();
-    String::from_utf8_lossy(&value[..len]).into_owned()
-}
-
 #[test]
 fn reads_go_on_while_many_changes_wait_for_a_stopped_client() {
     const CHANGES: usize = 40;
@@ -145,9 +165,9 @@ fn reads_go_on_while_many_changes_wait_for_a_stopped_client() {
     let look = || (0..CHANGES).for_each(|number| _ = std::fs::metadata(holder.path(&number.to_string())).unwrap());
     until(Instant::now() + LIMIT, "leases on all", || {
         look();
-        let before = messages(&holder);
+        let before = holder.messages();
         look();
-        (messages(&holder) == before).then_some(())
+        (holder.messages() == before).then_some(())
     });
     holder.signal(Signal::STOP);
     let begun = AtomicUsize::new(0);
@@ -172,6 +192,57 @@ fn reads_go_on_while_many_changes_wait_for_a_stopped_client() {
         let metadata = std::fs::metadata(holder.path(&number.to_string())).unwrap();
         assert_eq!(metadata.permissions().mode() & 0o777, 0o600);
     }
+    holder.unmount();
+    busy.unmount();
+}
+
+/// The change waits until the server ends the stopped mount's session, which cannot say that it no longer uses its leases. From then on,
+/// also the stopped machine's kernel may show nothing old.
+#[test]
+fn a_mount_that_is_stopped_with_leases_holds_a_change_up_until_its_fence() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0,writers=exclusive");
+    std::fs::write(rig.below().join("file"), "before").unwrap();
+    let server = rig.serve();
+    let (holder, busy) = (rig.mount("holder", &rig.unix(), &[]), rig.mount("busy", &rig.unix(), &[]));
+    let open = File::open(holder.path("file")).unwrap();
+    let read = |file: &File| {
+        let mut bytes = [0; 16];
+        let len = file.read_at(&mut bytes, 0).unwrap();
+        String::from_utf8_lossy(&bytes[..len]).into_owned()
+    };
+    let look = || assert_eq!((text(&holder.path("file")), read(&open)), ("before".into(), "before".into()));
+    until(Instant::now() + LIMIT, "a lease", || {
+        look();
+        let before = holder.messages();
+        look();
+        (holder.messages() == before).then_some(())
+    });
+    holder.signal(Signal::STOP);
+    // Nobody continues it meanwhile.
+    let mut file = File::options().write(true).open(busy.path("file")).unwrap();
+    file.write_all(b"after!").unwrap();
+    assert!(server.log().contains("not returned a lease in time"), "{}", server.log());
+    assert_eq!((text(&busy.path("file")), text(&rig.below().join("file"))), ("after!".into(), "after!".into()));
+    let thread = AtomicI32::new(0);
+    std::thread::scope(|scope| {
+        let asks = scope.spawn(|| {
+            thread.store(rustix::thread::gettid().as_raw_nonzero().get(), Ordering::Release);
+            read(&open)
+        });
+        // It is answered, or sleeps until the mount goes on.
+        until(Instant::now() + LIMIT, "a program that reads", || {
+            let stat = std::fs::read_to_string(format!("/proc/self/task/{}/stat", thread.load(Ordering::Acquire)));
+            let sleeps = stat.is_ok_and(|stat| stat.contains(") S ") || stat.contains(") D "));
+            (asks.is_finished() || sleeps).then_some(())
+        });
+        holder.signal(Signal::CONT);
+        assert_eq!(asks.join().unwrap(), "after!");
+    });
+    assert_eq!(text(&holder.path("file")), "after!");
+    drop((open, file));
     holder.unmount();
     busy.unmount();
 }

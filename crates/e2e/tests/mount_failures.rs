@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use byway_e2e::{LIMIT, MountRig, find_tool, lacks_mounts, run, run_well, until};
+use byway_e2e::{LIMIT, MountRig, SmallDisk, lacks_mounts, until};
 use rustix::io::Errno;
 
 fn is_errno(error: &std::io::Error, errno: Errno) -> bool {
@@ -174,29 +174,13 @@ fn a_removed_file_that_is_open_outlives_the_server() {
     other.unmount();
 }
 
-/// A file system in memory of a few MiB, until this is dropped.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    fn mount(at: PathBuf) -> Self {
-        run_well(&find_tool("mount").unwrap(), &["-t", "tmpfs", "-o", "size=4m", "tmpfs", at.to_str().unwrap()]);
-        Self(at)
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = run(&find_tool("umount").unwrap(), &["-l", self.0.to_str().unwrap()]);
-    }
-}
-
 #[test]
 fn a_full_disk_fails_the_write_and_nothing_that_was_taken_is_missing() {
     if lacks_mounts() {
         return;
     }
     let rig = MountRig::new(",users=squash:0");
-    let _disk = SmallDisk::mount(rig.below());
+    let _disk = SmallDisk::mount(&rig.below());
     let _server = rig.serve();
     let mount = rig.mount("mount", &rig.unix(), &[]);
     let mut file = File::create(mount.path("file")).unwrap();

@@ -1,6 +1,7 @@
 //! Shares of a node: how they are listed, looked into, and changed by a reload.
 
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
@@ -134,6 +135,84 @@ fn a_client_that_stays_over_a_reload_leaves_no_entry_on_the_list() {
     assert_eq!(std::fs::read(mount.path("a/file")).unwrap(), b"12345");
     mount.unmount();
     until(Instant::now() + LIMIT, "an empty list", || (listed() == 0).then_some(()));
+}
+
+#[test]
+fn what_clients_do_with_a_share_is_counted_over_reloads() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new();
+    let shared = rig.path("shared");
+    let configure = |description: &str| {
+        rig.configure(&format!(
+            "shares = ['home={shared},users=squash:0,description={description}', 'other={shared}']\n"
+        ));
+    };
+    configure("before");
+    let _server = rig.serve();
+    let mounts = MountRig::new("");
+    let mount = mounts.mount("mount", &rig.uri("home"), &[]);
+    let said = || -> [String; 2] {
+        let status = rig.ctl("status");
+        let text = String::from_utf8(status.stdout).unwrap();
+        let of = |share| text.lines().find(|line| line.starts_with(share)).unwrap_or_default().to_owned();
+        [of("share home:"), of("share other:")]
+    };
+    let mut file = File::create(mount.path("new")).unwrap();
+    file.write_all(&[7; 100_000]).unwrap();
+    file.sync_all().unwrap();
+    drop(file);
+    std::fs::remove_file(mount.path("new")).unwrap();
+    assert_eq!(std::fs::read(mount.path("a/file")).unwrap(), b"12345");
+    let [home, other] = said();
+    assert!(
+        home.contains(": 1 clients; 2 reads of 5 bytes, ") && home.contains(" writes of 100000 bytes, 1 syncs, "),
+        "{home}"
+    );
+    assert!(home.contains(" 2 other changes, ") && home.ends_with(" 0 store errors"), "{home}");
+    assert!(other.contains(": 0 clients; 0 reads of 0 bytes, ") && other.contains(" 0 queries, "), "{other}");
+    configure("after");
+    assert!(rig.ctl("reload").status.success());
+    std::fs::write(mount.path("a/file"), "123").unwrap();
+    let [home, _] = said();
+    assert!(home.contains(" writes of 100003 bytes, 1 syncs, "), "{home}");
+    mount.unmount();
+    until(Instant::now() + LIMIT, "no client", || said()[0].contains(": 0 clients; ").then_some(()));
+}
+
+#[test]
+fn a_reload_reads_the_map_of_users_again() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new();
+    let (shared, map) = (rig.path("shared"), rig.path("users"));
+    std::fs::set_permissions(&shared, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+    std::fs::write(&map, "0 4711\n").unwrap();
+    rig.configure(&format!("shares = ['home={shared},users=map:{map}']\n"));
+    let _server = rig.serve();
+    let mounts = MountRig::new("");
+    let mount = mounts.mount("mount", &rig.uri("home"), &[]);
+    let owner_of_new = |name: &str| {
+        File::create(mount.path(name)).unwrap();
+        std::os::unix::fs::MetadataExt::uid(&std::fs::metadata(Path::new(&shared).join(name)).unwrap())
+    };
+    assert_eq!(owner_of_new("one"), 4711);
+    let same = rig.ctl("reload");
+    assert!(same.status.success() && !String::from_utf8_lossy(&same.stdout).contains("home"), "nothing has changed");
+    // As an editor replaces it: another file of the same name.
+    std::fs::write(rig.path("users.new"), "0 4712:100\n").unwrap();
+    std::fs::rename(rig.path("users.new"), &map).unwrap();
+    let reload = rig.ctl("reload");
+    assert!(reload.status.success(), "{}", String::from_utf8_lossy(&reload.stderr));
+    assert_eq!(owner_of_new("two"), 4712);
+    std::fs::write(&map, "0 4713\n0 4714\n").unwrap();
+    let refused = rig.ctl("reload");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned() + &String::from_utf8_lossy(&refused.stdout);
+    assert!(!refused.status.success() && said.contains("line 2: this user of clients has a line already"), "{said}");
+    assert_eq!(owner_of_new("three"), 4712, "the running map is unchanged");
+    mount.unmount();
 }
 
 #[test]

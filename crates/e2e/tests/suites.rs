@@ -1,6 +1,6 @@
 //! Suites for file systems, on mounts: pjdfstest and fsx (from crates.io), fio's own checks, and several clients on one file under locks.
 //!
-//! `BYWAY_LONG=1` makes 100,000 operations of fsx on each mount, and 20 times as many changes under locks.
+//! `BYWAY_LONG=1` makes 1,000,000 operations of fsx, and 20 times as many changes under locks.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -74,21 +74,29 @@ fn pjdfstest_finds_the_differences_that_are_documented() {
 
 #[test]
 fn fsx_reads_what_it_wrote() {
+    const AT_ONCE: u64 = 4;
     let Some(program) = tool("fsx") else { return };
-    let (seeds, operations) = if is_long() { (5, "20000") } else { (2, "1000") };
+    let (seeds, operations) = if is_long() { (100, "5000") } else { (4, "500") };
+    let config = here("fsx.toml");
     for options in SHARES {
         let rig = MountRig::new(options);
         let _server = rig.serve();
         let mount = rig.mount("mount", &rig.unix(), &[]);
-        let config = here("fsx.toml");
         let artifacts = rig.path(".").display().to_string();
-        for seed in 0..seeds {
-            let (file, seed) = (mount.path("file"), seed.to_string());
+        let one = |seed: u64| {
+            let (file, seed) = (mount.path(&format!("file{seed}")), seed.to_string());
             let arguments = ["-f", &config, "-N", operations, "-S", &seed, "-P", &artifacts, file.to_str().unwrap()];
             let said = run(&program, &arguments);
             let text = String::from_utf8_lossy(&said.stdout).into_owned() + &String::from_utf8_lossy(&said.stderr);
             assert!(said.status.success() && text.contains("All operations completed"), "{options}, {seed}: {text}");
-        }
+            std::fs::remove_file(file).unwrap();
+        };
+        std::thread::scope(|scope| {
+            let one = &one;
+            for first in 0..AT_ONCE {
+                scope.spawn(move || (first..seeds).step_by(AT_ONCE as usize).for_each(one));
+            }
+        });
         mount.unmount();
     }
 }

@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::fs::{File, Permissions};
-use std::io::Read;
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::io::{IoSlice, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::process::Command;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Condvar, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ use byway_frontend::fuse::mount::unmount;
 use byway_frontend::fuse::reply::Entry;
 use byway_frontend::fuse::request::Operation;
 use byway_frontend::fuse::session::Wishes;
-use byway_frontend::fuse::{Filesystem, Notifier, NotifyError, Reply, Request};
+use byway_frontend::fuse::{Filesystem, Notifier, NotifyError, PauseError, Reply, Request};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::rig::{Mount, THREADS, lacks_mounts, until};
+use crate::rig::{LIMIT, Mount, THREADS, lacks_mounts, until};
 
 const FILE: u64 = 2;
 const FILE_BYTES: u64 = 4 << 20;
@@ -227,4 +228,31 @@ fn reads_go_on_while_more_changes_wait_than_there_are_threads() {
         drop(released);
     });
     assert_eq!(files.changes.lock().unwrap().0, 12, "those that had to queue were made too");
+}
+
+#[test]
+fn a_pause_waits_for_a_reply_that_is_on_its_way() {
+    let Some((files, mount)) = stalled(Wishes::default()) else { return };
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let file = File::options().read(true).custom_flags(direct).open(mount.path().join("file")).unwrap();
+    let control = mount.driver().control();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| file.read_exact_at(&mut [0; 4096], 0));
+        let (size, reply) = until("its read", || files.reads.lock().unwrap().pop());
+        let ((begins, begun), (may, go_on)) = (channel(), channel::<()>());
+        scope.spawn(move || {
+            reply.data_by(size as usize, |kernel, head| {
+                begins.send(()).unwrap();
+                let _ = go_on.recv();
+                Ok(rustix::io::writev(kernel, &[IoSlice::new(head), IoSlice::new(&vec![1; size as usize])])?)
+            });
+        });
+        begun.recv().unwrap();
+        let paused = control.pause(Duration::from_millis(1));
+        drop(may);
+        assert!(matches!(paused, Err(PauseError::Late(_))), "{paused:?}");
+        reading.join().unwrap().unwrap();
+    });
+    control.pause(LIMIT).unwrap();
+    control.go_on();
 }

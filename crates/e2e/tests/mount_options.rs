@@ -1,0 +1,129 @@
+//! How shares are mounted for an administrator: `mount -t byway`, fstab, and the options of a mount.
+
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+
+use byway_e2e::{MountRig, SkipReason, binary, find_tool, lacks_mounts, run, run_well};
+use rustix::io::Errno;
+
+/// `/sbin/mount.byway`, where mount(8) looks for it; removed with this.
+struct Helper(PathBuf);
+
+impl Helper {
+    /// `None`, and aloud: the machine has its own, or its folder cannot be written.
+    fn link() -> Option<Self> {
+        let at = PathBuf::from("/sbin/mount.byway");
+        let linked = find_tool("mount").is_some() && symlink(binary(), &at).is_ok();
+        if !linked {
+            byway_skip::skip_this(SkipReason::Machine("needs mount, and no /sbin/mount.byway of its own"));
+        }
+        linked.then_some(Self(at))
+    }
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A mount in the background; unmounted with this.
+struct Mounted<'a>(&'a Path);
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        let _ = run(&binary(), &["umount", "--lazy", &self.0.display().to_string()]);
+        let log = self.0.display().to_string().trim_start_matches('/').replace('.', "%2e").replace('/', "-");
+        let _ = std::fs::remove_file(format!("/run/byway/mounts/{log}.log"));
+    }
+}
+
+fn options_of(at: &Path) -> String {
+    let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    let line = mounts.lines().find(|line| line.split(' ').nth(1) == at.to_str());
+    line.map(|line| line.split(' ').nth(3).unwrap().to_owned()).unwrap_or_default()
+}
+
+#[test]
+fn mount_calls_its_helper_also_for_fstab() {
+    if lacks_mounts() {
+        return;
+    }
+    let Some(_helper) = Helper::link() else { return };
+    let rig = MountRig::new(",users=squash:0");
+    let _server = rig.serve();
+    std::fs::write(rig.below().join("file"), "bytes").unwrap();
+    let (mount, at) = (find_tool("mount").unwrap(), rig.path("mount"));
+    std::fs::create_dir(&at).unwrap();
+    let text = at.to_str().unwrap();
+    {
+        let _mounted = Mounted(&at);
+        run_well(&mount, &["-t", "byway", &rig.unix(), text, "-o", "_netdev,nofail,allow_other,wait=5"]);
+        assert_eq!(std::fs::read(at.join("file")).unwrap(), b"bytes");
+        let options = options_of(&at);
+        assert!(options.contains("rw,nosuid,nodev") && options.contains("allow_other"), "{options}");
+        run_well(&find_tool("umount").unwrap(), &[text]);
+        assert!(!at.join("file").exists());
+    }
+    let fstab = rig.path("fstab");
+    let line = format!("{} {text} byway ro,_netdev,nofail,x-systemd.automount,default_permissions 0 0\n", rig.unix());
+    std::fs::write(&fstab, line).unwrap();
+    {
+        let _mounted = Mounted(&at);
+        run_well(&mount, &["--fstab", fstab.to_str().unwrap(), text]);
+        let options = options_of(&at);
+        assert!(options.starts_with("ro,") && options.contains("default_permissions"), "{options}");
+        assert!(!options.contains("allow_other"), "{options}");
+    }
+    let refused = run(&mount, &["-t", "byway", &rig.unix(), text, "-o", "data=journal"]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("unknown mount option `data=journal`"), "{said}");
+}
+
+#[test]
+fn a_read_only_mount_changes_nothing_of_a_writable_share() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let _server = rig.serve();
+    std::fs::write(rig.below().join("file"), "bytes").unwrap();
+    let mount = rig.mount("mount", &rig.unix(), &["-o", "ro"]);
+    assert_eq!(std::fs::read(mount.path("file")).unwrap(), b"bytes");
+    let file = mount.path("file");
+    let refused = [
+        std::fs::write(&file, "other"),
+        std::fs::remove_file(&file),
+        std::fs::rename(&file, mount.path("new")),
+        std::fs::create_dir(mount.path("folder")),
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o600)),
+    ];
+    for refused in refused {
+        assert_eq!(refused.unwrap_err().raw_os_error(), Some(Errno::ROFS.raw_os_error()));
+    }
+    assert_eq!(std::fs::read(rig.below().join("file")).unwrap(), b"bytes");
+    mount.unmount();
+}
+
+#[test]
+fn with_default_permissions_the_kernel_checks_rights_too() {
+    if lacks_mounts() {
+        return;
+    }
+    let Some(setpriv) = find_tool("setpriv") else { return byway_skip::skip_this(SkipReason::MissingTool("setpriv")) };
+    // The server takes each call for root's.
+    let rig = MountRig::new(",users=squash:0");
+    std::fs::set_permissions(rig.path("."), PermissionsExt::from_mode(0o755)).unwrap();
+    let _server = rig.serve();
+    std::fs::write(rig.below().join("secret"), "bytes").unwrap();
+    std::fs::set_permissions(rig.below().join("secret"), PermissionsExt::from_mode(0o600)).unwrap();
+    for (name, options, allowed) in
+        [("plain", "allow_other", true), ("checked", "allow_other,default_permissions", false)]
+    {
+        let mount = rig.mount(name, &rig.unix(), &["-o", options]);
+        let secret = mount.path("secret").display().to_string();
+        let read = run(&setpriv, &["--reuid=4711", "--regid=4711", "--clear-groups", "cat", &secret]);
+        assert_eq!(read.status.success(), allowed, "{options}: {}", String::from_utf8_lossy(&read.stderr));
+        mount.unmount();
+    }
+}
