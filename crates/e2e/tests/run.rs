@@ -1,11 +1,12 @@
 //! `byway run`: programs that use a share below a path, without a mount.
 
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use byway_e2e::far::{PagedProgram, compiled, python};
-use byway_e2e::{LIMIT, Server, SkipReason, binary, find_tool, noise, run_well};
+use byway_e2e::{Certificates, LIMIT, Server, SkipReason, SmallDisk, binary, find_tool, lacks_mounts, noise, run_well};
 
 /// Where programs find the share; there is no such folder on any machine.
 const PREFIX: &str = "/byway-share-without-mount";
@@ -192,6 +193,168 @@ fn processes_that_share_a_position_write_over_none_of_each_others_bytes() {
     assert_eq!(written.lines().filter(|line| line.starts_with("line ")).count(), 120, "{written}");
 }
 
+#[test]
+fn a_working_directory_may_be_in_the_share() {
+    let rig = Rig::new();
+    std::fs::write(rig.path("words"), "alpha\nbeta needle\n").unwrap();
+    for shell in ["/bin/sh", "/bin/bash"] {
+        if !Path::new(shell).is_file() {
+            byway_e2e::skip_this(SkipReason::MissingTool("bash"));
+            continue;
+        }
+        rig.compare(
+            shell,
+            "here=$(pwd); mkdir -p $D/a/b/c $D/a/b/d; mkdir -p $D/a/b/c; cd $D/a; pwd; pwd -P; env pwd; cp $here/words b/c/words; cd b/c; \
+             cat words; grep -c needle ../c/words; cd ..; ls; (cd d; touch x; ls ..; pwd); pwd; echo 1 > ./one; \
+             sh -c 'cat one; cd d; pwd; ls'; find . -type f | sort; tar cf ../t.tar c; cd $here; ls words; cd $D/a; rm -r b/d; \
+             mkdir -p x/y/z; ls x/y; cd /; ls -d /; cd $D; cd a/../a/b; pwd; cd $here; tar xf $D/a/t.tar -C $D/a; \
+             tar cf - -C $D/a c | tar tf - | sort; rm $D/a/t.tar",
+        );
+    }
+    let kept = rig.run_well(&["sh", "-c", &format!("cd {PREFIX}; exec sh -c 'echo kept > by_another_program; pwd'")]);
+    assert_eq!(kept, format!("{PREFIX}\n"));
+    assert_eq!(std::fs::read_to_string(rig.path("below/by_another_program")).unwrap(), "kept\n");
+    let missing = rig.run(&[], &["sh", "-c", &format!("cd {PREFIX}/none")]);
+    assert!(!missing.status.success());
+}
+
+/// Two new file systems number their files alike: a path and an inode number do not tell their shares apart.
+#[test]
+fn a_run_within_another_finds_inherited_files_in_their_own_share() {
+    if lacks_mounts() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let (a, b) = (folder.path().join("a"), folder.path().join("b"));
+    let disk = |at: &PathBuf| {
+        std::fs::create_dir(at).unwrap();
+        let disk = SmallDisk::mount(at);
+        std::fs::write(at.join("log"), "before").unwrap();
+        disk
+    };
+    let _disks = [disk(&a), disk(&b)];
+    let inode = |path: &Path| std::fs::metadata(path).unwrap().ino();
+    assert_eq!((inode(&a), inode(&a.join("log"))), (inode(&b), inode(&b.join("log"))));
+    let share = |name: &str, at: &Path| format!("{name}={},users=squash:0", at.display());
+    let (socket, shares) = (folder.path().join("unix"), [share("a", &a), share("b", &b)]);
+    let listen = format!("unix://{}", socket.display());
+    let flags = ["--share", &shares[0], "--share", &shares[1], "--listen", &listen, "--threads", "1"];
+    let _server = Server::start(folder.path(), 1, &flags);
+    let map = |prefix: &str, share: &str| format!("{PREFIX}{prefix}=byway+unix:///{share}?socket={}", socket.display());
+    // Runs a script on share a. The script has maps of both shares for a run of its own.
+    let script = |script: &str| {
+        let limit = LIMIT.as_secs().to_string();
+        let mut command = Command::new("timeout");
+        command.args(["-k", "1", &limit]).arg(binary()).args([
+            "run",
+            "--map",
+            &map("-a", "a"),
+            "--",
+            "sh",
+            "-c",
+            script,
+        ]);
+        command.env("BYWAY", binary()).env("A", format!("{PREFIX}-a")).env("LC_ALL", "C");
+        command.env("MAP_B", map("-b", "b")).env("MAP_A", map("-again", "a")).output().unwrap()
+    };
+    let refused = script("$BYWAY run --map $MAP_B -- echo hello > $A/log");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && said.contains("Stale file handle"), "{said}");
+    assert_eq!(std::fs::read_to_string(b.join("log")).unwrap(), "before");
+    let refused = script("cd $A; exec $BYWAY run --map $MAP_B -- sh -c 'echo x > two'");
+    assert!(!refused.status.success() && !a.join("two").exists() && !b.join("two").exists());
+    let inner = "pwd; echo relative > two; echo hello >&3";
+    let found = script(&format!("cd $A; $BYWAY run --map $MAP_B --map $MAP_A -- sh -c '{inner}' 3> log"));
+    assert_eq!(well(found, &[inner]), format!("{PREFIX}-again\n"));
+    let files = ["log", "two"].map(|name| std::fs::read_to_string(a.join(name)).unwrap());
+    assert_eq!(files, ["hello\n", "relative\n"]);
+    assert!(!b.join("two").exists());
+}
+
+#[test]
+fn make_builds_in_the_share() {
+    if find_tool("make").is_none() {
+        byway_e2e::skip_this(SkipReason::MissingTool("make"));
+        return;
+    }
+    let rig = Rig::new();
+    let makefile = "all: two\n\tpwd\n\tcat two\ntwo: one $(wildcard part*)\n\tcat $^ > two\none:\n\techo 1 > one\n";
+    std::fs::write(rig.path("makefile"), makefile).unwrap();
+    rig.compare(
+        "/bin/sh",
+        "mkdir $D/src; cp makefile $D/src/Makefile; echo a > $D/src/part1; echo b > $D/src/part2; make -C $D/src; make -C $D/src",
+    );
+}
+
+/// `scandir` and `glob` of libc, and directories of processes.
+const PYTHON_LISTS: &str = r#"
+import ctypes, os, subprocess, threading
+d = os.environ["D"]
+libc = ctypes.CDLL(None, use_errno=True)
+os.makedirs(d + "/l/sub"); [open(d + "/l/" + name, "w").close() for name in ("b.c", "a.c", "c.h")]
+
+class Matches(ctypes.Structure):
+    _fields_ = [("count", ctypes.c_size_t), ("paths", ctypes.POINTER(ctypes.c_char_p)), ("rest", ctypes.c_char * 256)]
+
+def glob(pattern):
+    found = Matches(); code = libc.glob(pattern.encode(), 0, None, ctypes.byref(found))
+    paths = [found.paths[n].decode() for n in range(found.count)] if code == 0 else code
+    libc.globfree(ctypes.byref(found)); return paths
+
+class Entry(ctypes.Structure):
+    _fields_ = [("ino", ctypes.c_uint64), ("off", ctypes.c_int64), ("len", ctypes.c_uint16), ("kind", ctypes.c_uint8), ("name", ctypes.c_char * 256)]
+
+def scandir(path):
+    found = ctypes.POINTER(ctypes.POINTER(Entry))()
+    wanted = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Entry))(lambda entry: entry.contents.name != b"c.h")
+    count = libc.scandir(path.encode(), ctypes.byref(found), wanted, libc.alphasort)
+    return [(found[n].contents.name, found[n].contents.kind) for n in range(count)] if count >= 0 else ctypes.get_errno()
+
+print(glob(d + "/l/*.c"), glob(d + "/*/s*"), glob(d + "/l/none*"), scandir(d + "/l"), scandir(d + "/none"))
+here = os.getcwd(); os.chdir(d + "/l"); print(os.getcwd(), sorted(os.listdir()), os.path.realpath("a.c"), glob("*.h"), scandir(".") == scandir(d + "/l"))
+print(subprocess.check_output(["ls"]), subprocess.check_output(["pwd"], cwd=d), os.getcwd(), subprocess.check_output(["ls", "-d", "/"], cwd="/"))
+fd = os.open("sub", os.O_RDONLY); os.chdir("/"); os.fchdir(fd); os.close(fd); print(os.getcwd()); os.closerange(3, 4096); print(os.getcwd())
+open("made", "w").write("x"); os.chdir(".."); print(os.path.exists("sub/made")); os.rename("sub/made", "moved"); os.chdir(here); print(os.path.exists("sub"), os.getcwd() == here)
+"#;
+
+#[test]
+fn libc_lists_and_matches_in_the_share() {
+    let Some(python) = python() else { return };
+    let rig = Rig::new();
+    std::fs::write(rig.path("lists.py"), PYTHON_LISTS).unwrap();
+    rig.compare("/bin/sh", &format!("{python} lists.py"));
+}
+
+#[test]
+fn a_share_is_used_over_tls() {
+    let folder = tempfile::tempdir().unwrap();
+    let certificates = Certificates::new(folder.path());
+    let below = folder.path().join("below");
+    std::fs::create_dir(&below).unwrap();
+    std::fs::write(below.join("file"), noise(2_000_000, 1)).unwrap();
+    let share = format!("share={},users=squash:0", below.display());
+    let path = |name: &str| certificates.path(name);
+    let (certificate, key, ca) = (path("server-cert.pem"), path("server-key.pem"), path("ca-cert.pem"));
+    let arguments =
+        ["--share", &share, "--listen", "tcp://127.0.0.1:0", "--tls-certificate", &certificate, "--tls-key", &key];
+    let server = Server::start(folder.path(), 1, &[&arguments[..], &["--tls-client-ca", &ca]].concat());
+    let map = format!("{PREFIX}=byways://localhost:{}/share", server.port("byway"));
+    let run = |client: &str| {
+        let script = format!("cksum < {PREFIX}/file; cd {PREFIX}; cp file copy; sh -c 'cksum < copy'");
+        let mut command = Command::new(binary());
+        command.args(["run", "--map", &map]).args(certificates.flags(client)).args(["--", "sh", "-c", &script]);
+        command.current_dir(folder.path()).output().unwrap()
+    };
+    let said = well(run("client"), &["client"]);
+    let lines: Vec<&str> = said.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1], "{said}");
+    assert!(std::fs::read(below.join("copy")).unwrap() == noise(2_000_000, 1));
+    for refused in ["nobody", "misled"] {
+        let output = run(refused);
+        assert!(!output.status.success() && output.stdout.is_empty(), "{refused}: {output:?}");
+    }
+}
+
 /// Python's own files, folders, copies and children.
 const PYTHON: &str = r#"
 import os, shutil, subprocess, sys, tempfile
@@ -286,15 +449,29 @@ fn calls_that_pass_the_library_by_fail_and_lose_nothing() {
 }
 
 #[test]
+fn processes_keep_their_descriptors_locks_and_umasks_apart() {
+    let rig = Rig::new();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/run/processes.c");
+    let Some(program) = compiled(&source, rig.folder.path()) else { return };
+    std::fs::write(rig.path("below/data"), noise(10_000, 1)).unwrap();
+    let said =
+        |scene: &str, file: &str| rig.run_well(&[&program.display().to_string(), scene, &format!("{PREFIX}/{file}")]);
+    assert_eq!(said("masks", "masked"), "mode 644\n", "the child's umask is not the parent's");
+    assert_eq!(said("locks", "locked"), "another process gets the lock: yes\n");
+    assert_eq!(said("numbers", "data"), "read after close_range, 3600 descriptors\n");
+    assert_eq!(said("threads", "data"), "0 children failed\n");
+}
+
+#[test]
 fn a_report_names_what_was_answered_and_refused() {
     let rig = Rig::new();
     std::fs::write(rig.path("below/file"), "hello").unwrap();
-    let script = format!("cat {PREFIX}/file; cd {PREFIX} || echo no; {PREFIX}/file || echo no");
+    let script = format!("cat {PREFIX}/file; chroot {PREFIX} true || echo no; {PREFIX}/file || echo no");
     let output = rig.run(&["--report"], &["sh", "-c", &script]);
     assert_eq!(String::from_utf8_lossy(&output.stdout), "hellono\nno\n");
     let said = String::from_utf8_lossy(&output.stderr);
     let report = said.lines().find(|line| line.contains("answered by a share")).unwrap_or_else(|| panic!("{said}"));
-    for part in ["read 2", "refused: chdir 1, execve "] {
+    for part in ["read 2", "chroot 1", "execve "] {
         assert!(report.contains(part), "{part}: {report}");
     }
     let output = rig.run(&["--report"], &["sh", "-c", "exit 3"]);
