@@ -62,6 +62,33 @@ fn the_keepers_death_ends_them_too() {
     assert_eq!(code, None, "{said}");
 }
 
+/// Whether the kernel is to kill processes when this one ends: it has files that signal their owners (`O_ASYNC`).
+fn has_bound(process: Pid) -> bool {
+    let folder = format!("/proc/{}/fdinfo", process.as_raw_nonzero());
+    let files = std::fs::read_dir(folder).unwrap().filter_map(|entry| std::fs::read_to_string(entry.ok()?.path()).ok());
+    let flags = files.filter_map(|text| {
+        let flags = text.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        i32::from_str_radix(flags.trim(), 8).ok()
+    });
+    flags.into_iter().any(|flags| flags & 0o20000 != 0)
+}
+
+#[test]
+fn a_forked_child_dies_with_the_pager_and_the_keeper_if_both_are_killed_at_once() {
+    let Some(waiting) = Waiting::start() else { return };
+    let keeper = Pid::from_child(&waiting.program.0);
+    let both = [child(keeper), keeper];
+    until(Instant::now() + LIMIT, "the pager to find the child", || has_bound(both[0]).then_some(()));
+    // Neither of them sees the other's end.
+    for signal in [Signal::STOP, Signal::KILL] {
+        for process in both {
+            kill_process(process, signal).unwrap();
+        }
+    }
+    let (code, said) = waiting.finish();
+    assert!(code.is_none() && !said.contains("instead of"), "{said}");
+}
+
 #[test]
 fn a_kill_of_all_processes_named_byway_leaves_the_keeper_to_end_the_programs() {
     let Some(waiting) = Waiting::start() else { return };
@@ -146,6 +173,42 @@ fn a_program_that_forks_beyond_the_hard_limit_of_open_files_is_killed_by_name() 
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("a forked child waits until a program has ended"), "{said}");
     assert!(said.contains("had no descriptor for the child") && output.status.code() == Some(128 + 9), "{said}");
+}
+
+/// Fills 32 MiB; its child forks more children than the pager has descriptors for.
+const CHILD_FORKS_TOO_MANY: &str = r#"
+import os
+pages = [bytearray(b"%07d." % i * 512) for i in range(8000)]
+if os.fork() == 0:
+    assert all(pages[i] == b"%07d." % i * 512 for i in range(8000))
+    ours, theirs = os.pipe()
+    for i in range(400):
+        if os.fork() == 0:
+            os.close(theirs)
+            os.read(ours, 1)
+            os._exit(0)
+    os._exit(0)
+status = os.wait()[1]
+assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == 9, status
+assert all(pages[i] == b"%07d." % i * 512 for i in range(8000))
+print("good")
+"#;
+
+#[test]
+fn a_forked_child_that_forks_beyond_the_hard_limit_of_open_files_is_killed_and_its_parent_goes_on() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    let far = command(&lender.uris()[0], "18M", &["--class", "none"], &[python, "-c", CHILD_FORKS_TOO_MANY]);
+    let mut limited = Command::new("prlimit");
+    limited.arg("--nofile=64:300").arg(far.get_program()).args(far.get_args());
+    let program = PagedProgram::start(limited.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0));
+    let output = program.finish();
+    let [rest, said] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert!(output.status.success() && rest == "good\n", "{} {rest} {said}", output.status);
+    assert!(said.contains("had no descriptor for the child"), "{said}");
 }
 
 #[test]

@@ -157,10 +157,11 @@ fn a_mirror_needs_two_lenders() {
     }
 }
 
-/// A lender that sees this file in the place of /proc/meminfo.
+/// A lender that sees this file in the place of /proc/meminfo. It leaves the mounts of other tests alone: a mount's process ends when
+/// the last mount namespace has left the mount.
 fn start_with_meminfo(unshare: &Path, file: &Path, lends: &str) -> Lender {
     let mut command = Command::new(unshare);
-    let script = "mount --bind \"$1\" /proc/meminfo && shift && exec \"$@\"";
+    let script = "umount --all --lazy --types fuse.byway; mount --bind \"$1\" /proc/meminfo && shift && exec \"$@\"";
     command.args(["--mount", "sh", "-c", script, "sh"]).arg(file).arg(binary());
     Lender::start_by(command, lends)
 }

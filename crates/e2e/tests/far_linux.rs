@@ -42,6 +42,11 @@ fn what_is_wiped_or_left_out_on_fork_is_so_when_it_is_far() {
 }
 
 #[test]
+fn a_child_in_another_pid_namespace_has_its_own_advice() {
+    case("namespaces");
+}
+
+#[test]
 fn programs_are_executed_with_arguments_that_are_far() {
     case("spawns");
 }
@@ -54,6 +59,11 @@ fn mappings_that_grow_shrink_and_move_keep_their_pages() {
 #[test]
 fn advice_drops_what_it_drops_and_nothing_else() {
     case("advises");
+}
+
+#[test]
+fn pages_that_are_freed_and_used_again_count_toward_the_limit() {
+    case("frees");
 }
 
 #[test]
@@ -84,6 +94,11 @@ fn direct_reads_and_writes_of_files_find_their_pages() {
 #[test]
 fn rings_read_into_far_memory_and_into_registered_buffers() {
     case("rings");
+}
+
+#[test]
+fn pages_that_came_back_to_be_read_are_written_in_each_way() {
+    case("rewrites");
 }
 
 #[test]

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <linux/io_uring.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdatomic.h>
@@ -128,6 +129,31 @@ static void wiped(void) {
     check(at, 0, PAGES, 1, "parent");
 }
 
+/* A child in a PID namespace of its own, where its number is that of another process outside. 77: the kernel refuses the namespace. */
+static void namespaces(void) {
+    char *at = filled();
+    if (unshare(CLONE_NEWPID)) {
+        fprintf(stderr, "no PID namespace can be made\n");
+        exit(77);
+    }
+    pid_t child = fork();
+    if (!child) {
+        check(at, 0, 10, 1, "child");
+        CHECK(madvise(at, PAGES / 2 * PAGE, MADV_WIPEONFORK) == 0, "MADV_WIPEONFORK");
+        pid_t grandchild = fork();
+        if (!grandchild) {
+            check_zeroes(at, 0, PAGES / 2, "grandchild");
+            check(at, PAGES / 2, PAGES / 2, 1, "grandchild");
+            _exit(0);
+        }
+        join(grandchild, "grandchild");
+        check(at, 0, PAGES, 1, "child");
+        _exit(0);
+    }
+    join(child, "child");
+    check(at, 0, PAGES, 1, "parent");
+}
+
 /* The arguments of the program that is executed lie in far memory. */
 static void spawns(const char *self) {
     char *at = filled(), *text = at + 5 * PAGE;
@@ -200,6 +226,27 @@ static void advises(void) {
     fill(at, 0, PAGES / 2, 52);
     check(at, 0, PAGES / 2, 52, "used again");
     check(at, PAGES / 2, PAGES / 2, 51, "not freed");
+}
+
+/* Pages that are freed, and used again without a fault, count toward the limit: waits until no more than 18 MiB are here, 10 s at most. */
+static void frees(void) {
+    char *at = filled(), *reused = map(PAGES * PAGE);
+    for (uint64_t first = 0; first < PAGES; first += 512) {
+        fill(reused, first, 512, 1);
+        CHECK(madvise(reused + first * PAGE, 512 * PAGE, MADV_FREE) == 0, "MADV_FREE");
+        fill(reused, first, 512, 2);
+    }
+    unsigned long resident = 0;
+    for (int look = 0; look < 10000; look++) {
+        FILE *statm = fopen("/proc/self/statm", "r");
+        CHECK(statm && fscanf(statm, "%*u %lu", &resident) == 1, "statm");
+        fclose(statm);
+        if (resident <= (18 << 20) / PAGE) break;
+        usleep(1000);
+    }
+    CHECK(resident <= (18 << 20) / PAGE, "%lu pages stay", resident);
+    check(reused, 0, PAGES, 2, "used again");
+    check(at, 0, PAGES, 1, "beside it");
 }
 
 static void protects(void) {
@@ -333,6 +380,56 @@ static void rings(const char *folder) {
 
 static char *shared;
 
+/* Pages that came back to be read are written in each way that there is: none of these writes is lost when the pages leave again. */
+static void rewrites(const char *folder) {
+    enum { BLOCK = 32 };
+    char *at = filled(), name[4096], *other = map(BLOCK * PAGE);
+    snprintf(name, sizeof name, "%s/pages", folder);
+    int file = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    CHECK(file >= 0, "open");
+    for (uint64_t version = 2; version < 6; version++) {
+        check(at, 0, PAGES, version - 1, "read once");
+        for (uint64_t first = 0; first < PAGES; first += BLOCK) {
+            check(at, first, BLOCK, version - 1, "read again");
+            char *block = at + first * PAGE, *moved;
+            switch ((first / BLOCK + version) % 5) {
+            case 0:
+                fill(at, first, BLOCK, version);
+                break;
+            case 1:
+                fill(other - first * PAGE, first, BLOCK, version);
+                CHECK(pwrite(file, other, BLOCK * PAGE, 0) == BLOCK * PAGE, "pwrite");
+                CHECK(pread(file, block, BLOCK * PAGE, 0) == BLOCK * PAGE, "pread");
+                break;
+            case 2: {
+                pid_t child = fork();
+                if (!child) {
+                    fill(at, first, BLOCK, 99);
+                    check(at, first, BLOCK, 99, "child");
+                    _exit(0);
+                }
+                fill(at, first, BLOCK, version);
+                join(child, "child");
+                break;
+            }
+            case 3:
+                moved = mremap(block, BLOCK * PAGE, BLOCK * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, other);
+                CHECK(moved == other, "mremap");
+                fill(other - first * PAGE, first, BLOCK, version);
+                CHECK(mremap(other, BLOCK * PAGE, BLOCK * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, block) == block, "mremap back");
+                other = map(BLOCK * PAGE);
+                break;
+            default:
+                CHECK(mprotect(block, BLOCK * PAGE, PROT_READ) == 0, "mprotect");
+                check(at, first, BLOCK, version - 1, "read alone");
+                CHECK(mprotect(block, BLOCK * PAGE, PROT_READ | PROT_WRITE) == 0, "mprotect");
+                fill(at, first, BLOCK, version);
+            }
+        }
+    }
+    check(at, 0, PAGES, 5, "at last");
+}
+
 static void *checks_some(void *number) {
     uint64_t first = (uint64_t)(uintptr_t)number * 40 % (PAGES - 40);
     char on_stack[8 * PAGE];
@@ -427,9 +524,9 @@ int main(int count, char **arguments) {
         return 0;
     }
     const struct { const char *name; void (*plain)(void); void (*with)(const char *); const char *argument; } cases[] = {
-        {"forks", forks, NULL, NULL}, {"wiped", wiped, NULL, NULL}, {"spawns", NULL, spawns, arguments[0]}, {"remaps", remaps, NULL, NULL},
-        {"advises", advises, NULL, NULL}, {"protects", protects, NULL, NULL}, {"locks", locks, NULL, NULL}, {"handles", handles, NULL, NULL},
-        {"others", others, NULL, NULL}, {"directs", NULL, directs, folder}, {"rings", NULL, rings, folder}, {"threads", threads, NULL, NULL},
+        {"forks", forks, NULL, NULL}, {"wiped", wiped, NULL, NULL}, {"namespaces", namespaces, NULL, NULL}, {"spawns", NULL, spawns, arguments[0]}, {"remaps", remaps, NULL, NULL},
+        {"advises", advises, NULL, NULL}, {"frees", frees, NULL, NULL}, {"protects", protects, NULL, NULL}, {"locks", locks, NULL, NULL}, {"handles", handles, NULL, NULL},
+        {"others", others, NULL, NULL}, {"directs", NULL, directs, folder}, {"rings", NULL, rings, folder}, {"rewrites", NULL, rewrites, folder}, {"threads", threads, NULL, NULL},
         {"descriptors", NULL, descriptors, folder}, {"tebibyte", tebibyte, NULL, NULL}, {"waits", waits, NULL, NULL},
     };
     for (unsigned index = 0; index < sizeof cases / sizeof *cases; index++)
