@@ -1,13 +1,44 @@
 //! `byway dsm run`: rank prefixes of the output, exit status, signals. `crates/dsm/tests/jobs.rs` tests the memory of jobs.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use byway_e2e::binary;
 use rustix::process::{Pid, Signal, kill_process};
 
 fn run(n: &str, script: &str) -> Output {
     Command::new(binary()).args(["dsm", "run", "-n", n, "--", "sh", "-c", script]).output().unwrap()
+}
+
+/// A launcher that ends with this, and its folder of temporary files: one that is killed before its processes have joined leaves something there.
+struct Launcher(Child, #[expect(dead_code, reason = "removed with this")] tempfile::TempDir);
+
+impl Drop for Launcher {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a job of two processes that run a script.
+fn start(script: &str) -> Launcher {
+    let mut command = Command::new(binary());
+    command.args(["dsm", "run", "-n", "2", "--", "sh", "-c", script]).stdout(Stdio::piped());
+    let folder = tempfile::tempdir().unwrap();
+    Launcher(command.env("TMPDIR", folder.path()).spawn().unwrap(), folder)
+}
+
+/// The numbers that the two processes of a job print first.
+fn pids(job: &mut Launcher) -> Vec<i32> {
+    let lines = BufReader::new(job.0.stdout.take().unwrap()).lines().take(2);
+    lines.map(|line| line.unwrap().split_once(' ').unwrap().1.parse().unwrap()).collect()
+}
+
+/// The letter that the kernel has for a process's state; Z too if there is none.
+fn state(pid: i32) -> char {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next()).unwrap_or('Z')
 }
 
 #[test]
@@ -36,16 +67,51 @@ fn the_first_failure_is_the_jobs_status() {
 
 #[test]
 fn a_signal_stops_all_processes() {
-    let mut command = Command::new(binary());
-    command.args(["dsm", "run", "-n", "2", "--", "sh", "-c", "echo $$; exec sleep 1000"]).stdout(Stdio::piped());
-    let mut job = command.spawn().unwrap();
-    let lines = BufReader::new(job.stdout.take().unwrap()).lines().take(2);
-    let pids: Vec<String> = lines.map(|line| line.unwrap().split_once(' ').unwrap().1.to_owned()).collect();
-    kill_process(Pid::from_child(&job), Signal::TERM).unwrap();
-    assert_eq!(job.wait().unwrap().code(), Some(130));
+    let mut job = start("echo $$; exec sleep 1000");
+    let pids = pids(&mut job);
+    kill_process(Pid::from_child(&job.0), Signal::TERM).unwrap();
+    assert_eq!(job.0.wait().unwrap().code(), Some(130));
     for pid in pids {
         assert!(!std::path::Path::new(&format!("/proc/{pid}")).exists(), "process {pid} is left");
     }
+}
+
+/// The launcher's own end takes the processes with it, however it ends.
+#[test]
+fn a_launcher_that_is_killed_leaves_no_process() {
+    let mut job = start("echo $$; exec sleep 1000");
+    let pids = pids(&mut job);
+    job.0.kill().unwrap();
+    job.0.wait().unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while pids.iter().any(|pid| state(*pid) != 'Z') {
+        assert!(Instant::now() < deadline, "a process is left");
+        std::thread::yield_now();
+    }
+}
+
+/// As a shell's user does it by Ctrl-Z and `fg`.
+#[test]
+fn a_job_is_suspended_and_goes_on_as_a_whole() {
+    let mut job = start("echo $$; exec sleep 1000");
+    let mut all = pids(&mut job);
+    all.push(job.0.id() as i32);
+    let wait_until = |is_stopped: bool| {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while all.iter().any(|pid| (state(*pid) == 'T') != is_stopped) {
+            assert!(Instant::now() < deadline, "stopped: {:?}", all.iter().map(|pid| state(*pid)).collect::<Vec<_>>());
+            std::thread::yield_now();
+        }
+    };
+    let launcher = Pid::from_child(&job.0);
+    for _ in 0..2 {
+        kill_process(launcher, Signal::TSTP).unwrap();
+        wait_until(true);
+        kill_process(launcher, Signal::CONT).unwrap();
+        wait_until(false);
+    }
+    kill_process(launcher, Signal::TERM).unwrap();
+    assert_eq!(job.0.wait().unwrap().code(), Some(130));
 }
 
 #[test]
