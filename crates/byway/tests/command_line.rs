@@ -46,7 +46,20 @@ fn completions_and_man_pages_are_written() {
     let folder = tempfile::tempdir().unwrap();
     let man = folder.path().join("man1");
     assert!(byway(&["man", text(&man)]).status.success());
-    assert!(std::fs::read_to_string(man.join("byway-copy.1")).unwrap().contains("verify"));
+    for (page, flags) in [
+        ("copy", &["--verify"][..]),
+        ("mount", &["--background", "--wait", "allow_other", "default_permissions"]),
+        ("umount", &["--lazy"]),
+        ("attach", &["--as", "--via", "--read-only", "--foreground", "--list"]),
+        ("detach", &["DEVICE"]),
+        ("run", &["--map", "--report"]),
+    ] {
+        // troff writes hyphens with a backslash.
+        let text = std::fs::read_to_string(man.join(format!("byway-{page}.1"))).unwrap().replace('\\', "");
+        assert!(text.contains(&format!(".TH byway-{page}")), "{page}: {text}");
+        let missing: Vec<_> = flags.iter().filter(|flag| !text.contains(*flag)).collect();
+        assert!(missing.is_empty(), "{page}: {missing:?}\n{text}");
+    }
     let failed = byway(&["man", "/proc/nowhere"]);
     assert_eq!(failed.status.code(), Some(1));
     assert!(stderr(&failed).contains("name a folder"), "{}", stderr(&failed));
