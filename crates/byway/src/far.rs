@@ -53,6 +53,10 @@ pub struct FarArguments {
     /// Folder of the file for --class disk
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     pub spill: PathBuf,
+    /// Seal each page that leaves this machine (AES-256-GCM), with a key that stays in this process: lenders and the file of --class disk
+    /// have ciphertext alone, and a changed page is noticed
+    #[arg(long)]
+    pub encrypt: bool,
     /// Print statistics of local and far memory to standard error at the end
     #[arg(long)]
     pub report: bool,
@@ -175,7 +179,8 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
     };
     let folder = tempfile_folder().map_err(|error| FarError::Pager(error.into()))?;
     let socket = folder.0.join("pager");
-    let options = FarOptions { limit_bytes: arguments.limit, class: arguments.class, spill };
+    let options =
+        FarOptions { limit_bytes: arguments.limit, class: arguments.class, spill, encrypt: arguments.encrypt };
     let job = FarJob::new(rpc, lenders, &socket, options).map_err(FarError::Pager)?;
     let signals = PagerSignals::take().map_err(|error| FarError::Pager(error.into()))?;
     let mut command = Command::new(program);

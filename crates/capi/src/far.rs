@@ -89,7 +89,7 @@ pub unsafe extern "C" fn byway_far_open(
             let file = spill_file(folder).inspect_err(|error| eprintln!("byway: {}: {error}", folder.display()));
             spill = Some(file.map_err(|_| Code(BYWAY_E_SYSTEM))?);
         }
-        let options = FarMemoryOptions { bytes, resident_bytes, lenders, class, spill };
+        let options = FarMemoryOptions { bytes, resident_bytes, lenders, class, spill, encrypt: false };
         let far = FarMemory::open(options).inspect_err(|error| eprintln!("byway: {error}"))?;
         place.give(Box::into_raw(Box::new(byway_far(far))));
         Ok(0)

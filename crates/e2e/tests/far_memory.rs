@@ -28,7 +28,14 @@ fn addresses(lender: &Lender) -> [String; 2] {
 fn open(test: &str, lenders: &[&str], class: Class, folder: &Path) -> Option<FarMemory> {
     let lenders = lenders.iter().map(|lender| parse_address(lender).unwrap()).collect();
     let spill = (class == Class::Disk).then(|| spill_file(folder).unwrap());
-    match FarMemory::open(FarMemoryOptions { bytes: BYTES, resident_bytes: RESIDENT, lenders, class, spill }) {
+    match FarMemory::open(FarMemoryOptions {
+        bytes: BYTES,
+        resident_bytes: RESIDENT,
+        lenders,
+        class,
+        spill,
+        encrypt: false,
+    }) {
         Ok(memory) => Some(memory),
         Err(FarMemoryError::Userfault(error)) => {
             skip(test, SkipReason::Machine(&error.to_string()));
@@ -175,8 +182,14 @@ fn a_lender_that_is_killed_costs_nothing_with_a_file() {
 #[test]
 fn what_cannot_be_is_refused_by_name() {
     let lender = || vec![parse_address("tcp://127.0.0.1:1").unwrap()];
-    let options =
-        |bytes, resident_bytes, lenders, class| FarMemoryOptions { bytes, resident_bytes, lenders, class, spill: None };
+    let options = |bytes, resident_bytes, lenders, class| FarMemoryOptions {
+        bytes,
+        resident_bytes,
+        lenders,
+        class,
+        spill: None,
+        encrypt: false,
+    };
     for (options, why) in [
         (options(0, RESIDENT, lender(), Class::None), "no bytes"),
         (options(PAGE, RESIDENT_BYTES_MIN - 1, lender(), Class::None), "at least 1 MiB"),

@@ -11,6 +11,7 @@
 //!     lenders: vec![lender],
 //!     class: Class::None,
 //!     spill: None,
+//!     encrypt: false,
 //! })?;
 //! memory.bytes_mut()[5 << 30] = 7;
 //! assert_eq!(memory.bytes()[5 << 30], 7);
@@ -63,6 +64,8 @@ pub struct FarMemoryOptions {
     pub class: Class,
     /// The file of [`Class::Disk`], of this memory alone: see [`spill_file`].
     pub spill: Option<File>,
+    /// Lenders and the file get pages that are sealed (AES-256-GCM) with a key that stays in this process.
+    pub encrypt: bool,
 }
 
 /// Why there is no far memory.
@@ -115,7 +118,7 @@ impl FarMemory {
     /// # Errors
     /// See [`FarMemoryError`].
     pub fn open(options: FarMemoryOptions) -> Result<Self, FarMemoryError> {
-        let FarMemoryOptions { bytes, resident_bytes, lenders, class, spill } = options;
+        let FarMemoryOptions { bytes, resident_bytes, lenders, class, spill, encrypt } = options;
         let refused = match class {
             _ if bytes == 0 => Some("far memory of no bytes"),
             _ if resident_bytes < RESIDENT_BYTES_MIN => Some("far memory keeps at least 1 MiB on this machine"),
@@ -141,8 +144,8 @@ impl FarMemory {
             borrowers.push((lender.to_string(), borrower));
         }
         let shared = Arc::new(Shared::new().map_err(system)?);
-        let pager =
-            RegionPager::new(&region, &shared, rpc, borrowers, (class, spill), resident_bytes).map_err(system)?;
+        let pager = RegionPager::new(&region, &shared, rpc, borrowers, (class, spill, encrypt), resident_bytes)
+            .map_err(system)?;
         // Handlers of the program's signals may touch the range, and would wait for the thread that they run in.
         let signals = BlockedSignals::new();
         let thread = std::thread::Builder::new().name("byway-far".to_owned()).spawn(|| pager.run()).map_err(system)?;

@@ -82,6 +82,8 @@ pub struct FarOptions {
     pub class: Class,
     /// The file of [`Class::Disk`].
     pub spill: Option<File>,
+    /// Lenders and the file get pages that are sealed with a key of this process.
+    pub encrypt: bool,
 }
 
 /// What a job has used, for its report.
@@ -162,7 +164,7 @@ impl FarJob {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         listen(&listener, 64)?;
-        let store = Store::new(&rpc, lenders, (options.class, options.spill), FAR_FRAMES)?;
+        let store = Store::new(&rpc, lenders, (options.class, options.spill, options.encrypt), FAR_FRAMES)?;
         let limit_bytes = usize::try_from(options.limit_bytes).unwrap_or(usize::MAX);
         let now = Instant::now();
         Ok(Self {

@@ -9,10 +9,12 @@ mod lender;
 pub mod pager;
 pub mod pool;
 mod pool_client;
+mod pool_frames;
 mod pressure;
+mod sealing;
 pub mod wire;
 
 pub use self::borrower::{BorrowError, Borrower, LeasedSlab};
 pub use self::lender::{BorrowerStatus, Lender, Lending, LendingStatus};
-pub use self::pool_client::{LenderAt, PoolClient, Spill};
+pub use self::pool_client::{Keeping, LenderAt, PoolClient, PoolError, Spill};
 pub use self::pressure::{Guard, Reading};

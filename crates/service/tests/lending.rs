@@ -14,7 +14,7 @@ use byway_service::limits::{POOL_COPIES_MAX, SLAB_BYTES};
 use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB};
 use byway_service::memory::pool::{Class, Told};
 use byway_service::memory::wire::{LeaseResult, LendError, Method, PROTOCOL, VERSIONS};
-use byway_service::memory::{BorrowError, Borrower, Lender, LenderAt, Lending, PoolClient};
+use byway_service::memory::{BorrowError, Borrower, Keeping, Lender, LenderAt, Lending, PoolClient};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
 
@@ -170,7 +170,7 @@ fn a_slab_that_is_too_small_for_the_pool_is_given_back_and_refused_by_name() {
     let borrower = Borrower::connect_on(&rpc, &Address::Tcp(at), SOON).unwrap();
     let frames = rpc.node().register((POOL_COPIES_MAX + 1) * PAGE_BYTES).unwrap();
     let lenders = vec![LenderAt::of("small".to_owned(), &borrower)];
-    let mut pool = PoolClient::new(&rpc, lenders, (Class::None, None), (frames, PLACES_PER_SLAB)).unwrap();
+    let mut pool = PoolClient::new(&rpc, lenders, Keeping::plain(Class::None), (frames, PLACES_PER_SLAB)).unwrap();
     pool.want_slab();
     let turn = |pool: &mut PoolClient| {
         rpc.node().progress().unwrap();

@@ -66,7 +66,14 @@ impl Pages {
     fn new(server: &Server, scheme: &str, bytes: usize) -> Result<(Self, f64), RunError> {
         let uri: RemoteUri = server.uri(scheme, "").parse().map_err(byway_remote::RemoteError::from)?;
         let lenders = vec![uri.resolve().map_err(byway_remote::RemoteError::from)?];
-        let options = FarMemoryOptions { bytes, resident_bytes: RESIDENT, lenders, class: Class::None, spill: None };
+        let options = FarMemoryOptions {
+            bytes,
+            resident_bytes: RESIDENT,
+            lenders,
+            class: Class::None,
+            spill: None,
+            encrypt: false,
+        };
         let memory = FarMemory::open(options).map_err(|error| match error {
             FarMemoryError::Userfault(_) => RunError::Machine("this machine hands no page faults over: run it as root"),
             error => RunError::Fabric(error.to_string()),

@@ -74,6 +74,7 @@ pub(super) fn show(folder: &Path, io: IoChoice) -> Result<FarShown, DemoError> {
         lenders: vec![Address::Unix(node.socket().to_owned())],
         class: Class::None,
         spill: None,
+        encrypt: false,
     });
     let mut memory = match opened {
         Ok(memory) => memory,

@@ -92,7 +92,7 @@ impl RegionPager {
         shared: &Arc<Shared>,
         rpc: Rpc,
         lenders: Vec<(String, Borrower)>,
-        class: (Class, Option<File>),
+        class: (Class, Option<File>, bool),
         resident_bytes: usize,
     ) -> Result<Self, String> {
         let store = Store::new(&rpc, lenders, class, FAR_FRAMES).map_err(|error| error.to_string())?;

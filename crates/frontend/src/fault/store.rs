@@ -8,7 +8,7 @@ use byway_rpc::node::Rpc;
 use byway_service::limits::POOL_COPIES_MAX;
 use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
 use byway_service::memory::pool::Class;
-use byway_service::memory::{Borrower, LenderAt, PoolClient, Spill};
+use byway_service::memory::{Borrower, Keeping, LenderAt, PoolClient, Spill};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
 /// See the module.
@@ -34,7 +34,7 @@ impl Store {
     pub(crate) fn new(
         rpc: &Rpc,
         lenders: Vec<(String, Borrower)>,
-        (class, spill): (Class, Option<File>),
+        (class, spill, encrypt): (Class, Option<File>, bool),
         frames: u32,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let bytes = (frames as usize + POOL_COPIES_MAX) * PAGE_BYTES;
@@ -44,7 +44,8 @@ impl Store {
         let memory = rpc.node().register_file(file.as_fd(), 0..bytes as u64)?;
         let lenders = lenders.into_iter().map(|(name, borrower)| LenderAt::of(name, &borrower)).collect();
         let spill = spill.map(|file| Box::new(SpillFile(file)) as Box<dyn Spill>);
-        Ok(Self { pool: PoolClient::new(rpc, lenders, (class, spill), (memory, PLACES_PER_SLAB))?, file })
+        let keeping = Keeping { class, spill, encrypt };
+        Ok(Self { pool: PoolClient::new(rpc, lenders, keeping, (memory, PLACES_PER_SLAB))?, file })
     }
 
     /// The file of the frames, for helpers.

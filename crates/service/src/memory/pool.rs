@@ -6,7 +6,7 @@
 //!
 //! - A put succeeds ([`PutEnd::Kept`]) only when as many copies hold the page as the class says. A put that reached fewer
 //!   goes to another place.
-//! - The pool remembers the checksum of each page that was put. A get that brings other bytes uses another copy, and the
+//! - The pool remembers the checksum or the seal of each page that was put. A get that brings other bytes uses another copy, and the
 //!   wrong copy is written again.
 //! - A lender that is silent for [`LENDER_SILENCE_MAX`], or whose session ends, is given up: its *view* number increases,
 //!   and every operation of an older view counts as failed, whatever it returns later. The next session with that lender
@@ -23,6 +23,7 @@ mod leasing;
 mod repair;
 mod slab;
 mod slow;
+mod sum;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -33,6 +34,7 @@ pub use self::action::{Action, Class, Failure, Lease, LenderState, Note, OpId, P
 use self::leasing::{Leasing, Lender};
 use self::repair::Repair;
 use self::slab::{Slab, Source};
+pub use self::sum::{Seal, Sum};
 use super::pager::{Place, PutEnd};
 use crate::limits::POOL_COPIES_MAX;
 #[cfg(doc)]
@@ -85,7 +87,7 @@ pub struct Pool {
     abandoned: usize,
     puts: HashMap<Place, Put>,
     /// Puts to places that are being copied: frame and checksum.
-    deferred: HashMap<Place, (u32, u32)>,
+    deferred: HashMap<Place, (u32, Sum)>,
     /// Copies under way, by slot.
     repairs: Vec<Option<Repair>>,
     /// Slabs of which a copy misses pages.
@@ -189,8 +191,8 @@ impl Pool {
         self.slabs.get(place.slab() as usize)?.copies.get(copy).map(|copy| copy.lease)
     }
 
-    /// Puts a frame, whose bytes have that checksum, to a place. No other put to that place is under way.
-    pub fn put(&mut self, frame: u32, place: Place, sum: u32, now: Instant) {
+    /// Puts a frame, whose bytes have that sum, to a place. No other put to that place is under way.
+    pub fn put(&mut self, frame: u32, place: Place, sum: Sum, now: Instant) {
         let is_copied = self.repairs.iter().flatten().any(|repair| repair.place == place);
         if is_copied && !seeded::is(Bug::PoolPutDuringCopy) {
             // A copy that ends after the put would bring the old version back.
@@ -207,7 +209,7 @@ impl Pool {
         self.told.push_back(Told::Put(frame, if is_kept { PutEnd::Kept } else { PutEnd::Elsewhere }));
     }
 
-    fn begin_put(&mut self, frame: u32, place: Place, sum: u32, now: Instant) {
+    fn begin_put(&mut self, frame: u32, place: Place, sum: Sum, now: Instant) {
         let slab = &mut self.slabs[place.slab() as usize];
         if slab.is_lost {
             return self.told.push_back(Told::Put(frame, PutEnd::Elsewhere));
@@ -280,8 +282,18 @@ impl Pool {
         }
     }
 
-    /// A put, get, write or read has ended. Of a get or read it brings the checksum of the bytes in the frame.
-    pub fn ended(&mut self, op: OpId, result: Result<u32, Failure>, now: Instant) {
+    /// By what the bytes are known that an operation under way gets.
+    pub fn expected(&self, op: OpId) -> Option<Sum> {
+        let place = match self.ops.get(&op)?.kind {
+            OpKind::Get(_, place, _) => place,
+            OpKind::CopyGet(slot, _) => self.repairs[slot as usize]?.place,
+            _ => return None,
+        };
+        Some(self.slabs[place.slab() as usize].sum(place.index()))
+    }
+
+    /// A put, get, write or read has ended. Of a get or read it brings the sum of the bytes in the frame.
+    pub fn ended(&mut self, op: OpId, result: Result<Sum, Failure>, now: Instant) {
         let Some(Op { kind, lender, lease }) = self.take_op(op) else { return };
         if let Some(lease) = lease.filter(|lease| self.returning.remove(lease)) {
             self.give_back(lease);
@@ -321,7 +333,7 @@ impl Pool {
     }
 
     /// Whether a get brought the bytes that were put last. Where it did not, its source is not used for that page again.
-    fn check(&mut self, place: Place, source: Source, result: Result<u32, Failure>) -> bool {
+    fn check(&mut self, place: Place, source: Source, result: Result<Sum, Failure>) -> bool {
         let (number, page) = (place.slab(), place.index());
         let slab = &mut self.slabs[number as usize];
         match (result, source) {

@@ -14,7 +14,9 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::borrower::{BorrowError, Borrower, LeasedSlab};
 use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
-use super::pool::{Action, Class, Failure, Lease, LenderState, Note, OpId, Pool, PoolCounters, Told};
+use super::pool::{Action, Class, Failure, Lease, LenderState, Note, OpId, Pool, PoolCounters, Sum, Told};
+use super::pool_frames::PoolFrames;
+use super::sealing::Sealer;
 use super::wire::{Arguments, LendError, Method, PROTOCOL, TakenSlab};
 use crate::limits::{LENDER_SILENCE_MAX, POOL_COPIES_MAX, SLABS_PER_SESSION_MAX};
 
@@ -46,6 +48,37 @@ pub trait Spill: Send {
     /// # Errors
     /// The file system's.
     fn read(&mut self, place: Place, page: &mut [u8; PAGE_BYTES]) -> std::io::Result<()>;
+}
+
+/// How pages are kept outside of their program.
+pub struct Keeping {
+    /// What each page relies on.
+    pub class: Class,
+    /// The file of [`Class::Disk`].
+    pub spill: Option<Box<dyn Spill>>,
+    /// Lenders and the file get pages that are sealed with a key of the pool's own.
+    pub encrypt: bool,
+}
+
+impl Keeping {
+    /// Pages as they are, without a file.
+    pub fn plain(class: Class) -> Self {
+        Self { class, spill: None, encrypt: false }
+    }
+}
+
+/// Why there is no pool.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolError {
+    /// The node.
+    #[error("the pool's memory cannot be registered: {0}")]
+    Node(#[from] SubmitError),
+    /// The kernel.
+    #[error("memory for sealed pages cannot be had: {0}")]
+    Memory(std::io::Error),
+    /// The kernel.
+    #[error("the kernel gives no random bytes for a key")]
+    NoRandomness,
 }
 
 /// A lender that pages may go to.
@@ -104,7 +137,7 @@ pub struct PoolClient {
     gathered_gets: Vec<(Lease, PageOp)>,
     batches: HashMap<u32, Batch>,
     next_batch: u32,
-    frames: Memory,
+    frames: PoolFrames,
     spill: Option<Box<dyn Spill>>,
     class: Class,
     /// The last write to the file failed.
@@ -118,15 +151,21 @@ impl PoolClient {
     /// [`POOL_COPIES_MAX`] pages of `frames` are the pool's own. [`Class::Disk`] needs a file.
     ///
     /// # Errors
-    /// `Busy`, `Forked`.
+    /// The node's and the kernel's.
     pub fn new(
         rpc: &Rpc,
         lenders: Vec<LenderAt>,
-        (class, spill): (Class, Option<Box<dyn Spill>>),
+        Keeping { class, spill, encrypt }: Keeping,
         (frames, places): (Memory, u32),
-    ) -> Result<Self, SubmitError> {
+    ) -> Result<Self, PoolError> {
         let first_frame = (frames.len() / PAGE_BYTES - POOL_COPIES_MAX) as u32;
         let places = places.min(PLACES_PER_SLAB);
+        let sealed = if encrypt {
+            let wire = rpc.node().register(frames.len()).map_err(PoolError::Memory)?;
+            Some((wire, Sealer::new().ok_or(PoolError::NoRandomness)?))
+        } else {
+            None
+        };
         let up: Vec<bool> = lenders.iter().map(|lender| lender.session.is_some()).collect();
         Ok(Self {
             rpc: rpc.clone(),
@@ -139,7 +178,7 @@ impl PoolClient {
             gathered_gets: Vec::new(),
             batches: HashMap::new(),
             next_batch: 0,
-            frames,
+            frames: PoolFrames::new(frames, sealed),
             spill,
             class,
             is_file_refused: false,
@@ -179,7 +218,7 @@ impl PoolClient {
 
     /// The frames.
     pub fn frames(&self) -> &Memory {
-        &self.frames
+        self.frames.pages()
     }
 
     /// The page in a frame.
@@ -191,8 +230,7 @@ impl PoolClient {
 
     /// As [`PoolClient::read_frame`], to where it is needed.
     pub fn read_frame_into(&self, frame: u32, page: &mut [u8; PAGE_BYTES]) {
-        let read = self.frames.read(frame as usize * PAGE_BYTES, page);
-        debug_assert!(read.is_ok(), "the frame is there");
+        self.frames.read(frame, page);
     }
 
     /// See [`Pool::want_slab`].
@@ -208,7 +246,7 @@ impl PoolClient {
 
     /// See [`Pool::put`]. It begins with the next [`PoolClient::flush`]. The frame's bytes stay as they are until the put has ended.
     pub fn put(&mut self, frame: u32, place: Place) {
-        let sum = crc32c::crc32c(&self.read_frame(frame));
+        let sum = self.frames.depart(frame);
         self.pool.put(frame, place, sum, self.rpc.node().now());
         self.act();
     }
@@ -358,7 +396,7 @@ impl PoolClient {
                     self.pool.ended(op, written, now);
                 }
                 Action::Read(op, frame, place) => {
-                    let read = self.read_file(frame, place);
+                    let read = self.read_file(op, frame, place);
                     self.pool.ended(op, read, now);
                 }
             }
@@ -405,10 +443,12 @@ impl PoolClient {
     fn batch_ended(&mut self, batch: Batch, result: Result<(), Failure>) {
         let now = self.rpc.node().now();
         match batch {
-            Batch::Puts(puts) => puts.into_iter().for_each(|op| self.pool.ended(op, result.map(|()| 0), now)),
+            Batch::Puts(puts) => {
+                puts.into_iter().for_each(|op| self.pool.ended(op, result.map(|()| Sum::Checksum(0)), now))
+            }
             Batch::Gets(gets) => {
                 for (op, frame) in gets {
-                    let sum = result.map(|()| crc32c::crc32c(&self.read_frame(frame)));
+                    let sum = result.map(|()| self.frames.arrive(frame, self.pool.expected(op)));
                     self.pool.ended(op, sum, now);
                 }
             }
@@ -418,7 +458,7 @@ impl PoolClient {
     fn segments(&self, pages: &[PageOp]) -> Vec<Segment<'_>> {
         let segment = |(_, frame, _): &PageOp| {
             let at = *frame as usize * PAGE_BYTES;
-            self.frames.segment(at..at + PAGE_BYTES)
+            self.frames.wire().segment(at..at + PAGE_BYTES)
         };
         pages.iter().map(segment).collect()
     }
@@ -473,8 +513,8 @@ impl PoolClient {
         self.add_or_fail(op, kind, begun.map_err(failure))
     }
 
-    fn write_file(&mut self, frame: u32, place: Place) -> Result<u32, Failure> {
-        let page = self.read_frame(frame);
+    fn write_file(&mut self, frame: u32, place: Place) -> Result<Sum, Failure> {
+        let page = self.frames.read_wire(frame);
         let file = self.spill.as_mut().ok_or(Failure::Refused)?;
         let written = file.write(place, &page);
         if std::mem::replace(&mut self.is_file_refused, written.is_err()) != written.is_err() {
@@ -487,18 +527,18 @@ impl PoolClient {
                 ),
             }
         }
-        written.map(|()| 0).map_err(|_| Failure::Refused)
+        written.map(|()| Sum::Checksum(0)).map_err(|_| Failure::Refused)
     }
 
-    fn read_file(&mut self, frame: u32, place: Place) -> Result<u32, Failure> {
+    fn read_file(&mut self, op: OpId, frame: u32, place: Place) -> Result<Sum, Failure> {
         let mut page = [0; PAGE_BYTES];
         let file = self.spill.as_mut().ok_or(Failure::Refused)?;
         file.read(place, &mut page).map_err(|error| {
             tracing::error!(%error, "the spill file cannot be read");
             Failure::Refused
         })?;
-        self.frames.write(frame as usize * PAGE_BYTES, &page).map_err(failure)?;
-        Ok(crc32c::crc32c(&page))
+        self.frames.write_wire(frame, &page);
+        Ok(self.frames.arrive(frame, self.pool.expected(op)))
     }
 
     fn log(&self, note: Note) {

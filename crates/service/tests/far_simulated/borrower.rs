@@ -17,7 +17,7 @@ use byway_service::memory::pager::{
 };
 use byway_service::memory::pool::{Class, Told};
 use byway_service::memory::wire::{PROTOCOL, VERSIONS};
-use byway_service::memory::{LenderAt, PoolClient, Spill};
+use byway_service::memory::{Keeping, LenderAt, PoolClient, Spill};
 use byway_skip::rule;
 
 use super::programs::{Access, PAGES, Program, bytes_of};
@@ -102,7 +102,8 @@ impl Borrower {
         let file = SimulatedFile::default();
         let spill = (class == Class::Disk).then(|| Box::new(file.clone()) as Box<dyn Spill>);
         let all = (0..lender_count).map(at).collect();
-        let client = PoolClient::new(&rpc, all, (class, spill), (frames, places)).expect("a pool");
+        let client = PoolClient::new(&rpc, all, Keeping { class, spill, encrypt: seed % 3 == 0 }, (frames, places))
+            .expect("a pool");
         let mut pager = Pager::new(FRAMES, BUDGET);
         pager.add_space(SPACE, true);
         pager.add_pages(SPACE, 0..PAGES, &[]);

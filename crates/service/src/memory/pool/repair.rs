@@ -5,6 +5,7 @@ use byway_reactor::seeded::{self, Bug};
 
 use super::action::{Action, Failure, Lease};
 use super::slab::Source;
+use super::sum::Sum;
 use super::{OpKind, Pool, get_action, lease_at};
 use crate::memory::pager::Place;
 
@@ -68,7 +69,7 @@ impl Pool {
         None
     }
 
-    pub(super) fn copy_got(&mut self, slot: u32, source: Source, result: Result<u32, Failure>, now: Instant) {
+    pub(super) fn copy_got(&mut self, slot: u32, source: Source, result: Result<Sum, Failure>, now: Instant) {
         let Some(Repair { place, to }) = self.repairs[slot as usize] else { return };
         let is_good = self.check(place, source, result);
         let is_there = self.slabs[place.slab() as usize].copy_mut(to).is_some();

@@ -3,6 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 
 use super::action::Lease;
+use super::sum::{Sum, Sums};
 
 /// A set of a slab's pages.
 #[derive(Clone, Debug)]
@@ -58,8 +59,8 @@ pub(super) enum Source {
 #[derive(Debug)]
 pub(super) struct Slab {
     pub(super) copies: Vec<Copy>,
-    /// The checksum of each page that was written.
-    sums: Box<[u32]>,
+    /// Of each page that was written.
+    sums: Sums,
     written: Pages,
     /// Pages that the file holds in their last version.
     pub(super) in_file: Pages,
@@ -77,7 +78,7 @@ impl Slab {
         let copy = |lease: &Lease| Copy { lease: *lease, missing: none(), leaves: false };
         Self {
             copies: leases.iter().map(copy).collect(),
-            sums: vec![0; pages as usize].into(),
+            sums: Sums::new(pages),
             written: none(),
             in_file: none(),
             gone: none(),
@@ -92,9 +93,9 @@ impl Slab {
     }
 
     /// A page is about to be put: nothing holds its new version yet.
-    pub(super) fn write(&mut self, page: u32, sum: u32) {
+    pub(super) fn write(&mut self, page: u32, sum: Sum) {
         if !self.written.has(page) || !seeded::is(Bug::PoolOldChecksum) {
-            self.sums[page as usize] = sum;
+            self.sums.set(page, sum);
         }
         self.written.set(page, true);
         self.in_file.set(page, false);
@@ -104,8 +105,8 @@ impl Slab {
         }
     }
 
-    pub(super) fn sum(&self, page: u32) -> u32 {
-        self.sums[page as usize]
+    pub(super) fn sum(&self, page: u32) -> Sum {
+        self.sums.get(page)
     }
 
     pub(super) fn copy_mut(&mut self, lease: Lease) -> Option<&mut Copy> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::Sum::Checksum as Crc;
 use super::*;
 use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, LENDER_SLOW, RENEW_EVERY, TAKE_BACK_MARGIN, TAKE_BACK_NOTICE};
 
@@ -47,10 +48,10 @@ impl Rig {
 
     /// A put that all copies take.
     fn put(&mut self, frame: u32, page: u32, sum: u32) {
-        self.pool.put(frame, Place::new(0, page), sum, self.now);
+        self.pool.put(frame, Place::new(0, page), Crc(sum), self.now);
         for action in self.actions() {
             let Action::Put(op, ..) = action else { panic!("{action:?}") };
-            self.pool.ended(op, Ok(0), self.now);
+            self.pool.ended(op, Ok(Crc(0)), self.now);
         }
         assert_eq!(self.told(), [Told::Put(frame, PutEnd::Kept)]);
     }
@@ -59,12 +60,12 @@ impl Rig {
 #[test]
 fn a_mirrored_put_ends_when_both_lenders_have_it() {
     let mut rig = Rig::new(Class::Mirror, 3);
-    rig.pool.put(5, Place::new(0, 3), 77, rig.now);
+    rig.pool.put(5, Place::new(0, 3), Crc(77), rig.now);
     let [Action::Put(first, 5, here, 3), Action::Put(second, 5, there, 3)] = rig.actions()[..] else { panic!() };
     assert_ne!(here.lender, there.lender);
-    rig.pool.ended(first, Ok(0), rig.now);
+    rig.pool.ended(first, Ok(Crc(0)), rig.now);
     assert_eq!(rig.told(), []);
-    rig.pool.ended(second, Ok(0), rig.now);
+    rig.pool.ended(second, Ok(Crc(0)), rig.now);
     assert_eq!(rig.told(), [Told::Put(5, PutEnd::Kept)]);
 }
 
@@ -72,9 +73,9 @@ fn a_mirrored_put_ends_when_both_lenders_have_it() {
 fn a_put_that_one_lender_of_two_has_goes_elsewhere_and_the_slab_rests_until_it_is_copied() {
     let mut rig = Rig::new(Class::Mirror, 3);
     rig.put(1, 0, 10);
-    rig.pool.put(2, Place::new(0, 1), 11, rig.now);
+    rig.pool.put(2, Place::new(0, 1), Crc(11), rig.now);
     let [Action::Put(first, ..), Action::Put(second, ..)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(first, Ok(0), rig.now);
+    rig.pool.ended(first, Ok(Crc(0)), rig.now);
     rig.pool.ended(second, Err(Failure::Gone), rig.now);
     assert_eq!(rig.told(), [Told::Rests(0, true), Told::Put(2, PutEnd::Elsewhere)]);
     assert_eq!(rig.pool.next_action(), Some(Action::Close(1)));
@@ -85,10 +86,10 @@ fn a_put_that_one_lender_of_two_has_goes_elsewhere_and_the_slab_rests_until_it_i
     assert_eq!(gets.len(), 2);
     for (action, sum) in gets.into_iter().zip([10, 11]) {
         let Action::Get(op, _, Lease { lender: 0, .. }, _) = action else { panic!("{action:?}") };
-        rig.pool.ended(op, Ok(sum), rig.now);
+        rig.pool.ended(op, Ok(Crc(sum)), rig.now);
         let Some(Action::Put(op, _, Lease { lender: 2, .. }, _)) = rig.pool.next_action() else { panic!() };
         assert!(!rig.pool.is_settled());
-        rig.pool.ended(op, Ok(0), rig.now);
+        rig.pool.ended(op, Ok(Crc(0)), rig.now);
     }
     assert!(rig.pool.is_settled());
     assert_eq!(rig.pool.counters().copied, 2);
@@ -100,12 +101,12 @@ fn a_page_with_other_bytes_comes_from_the_other_lender_and_is_written_again() {
     rig.put(1, 0, 10);
     rig.pool.get(3, Place::new(0, 0), rig.now);
     let [Action::Get(op, 3, wrong, 0)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(op, Ok(99), rig.now);
+    rig.pool.ended(op, Ok(Crc(99)), rig.now);
     let [Action::Get(op, 3, right, 0), Action::Get(copy, FRAMES, from, 0)] = rig.actions()[..] else { panic!() };
     assert!(right == from && right != wrong);
-    rig.pool.ended(op, Ok(10), rig.now);
+    rig.pool.ended(op, Ok(Crc(10)), rig.now);
     assert_eq!(rig.told(), [Told::Got(3, true)]);
-    rig.pool.ended(copy, Ok(10), rig.now);
+    rig.pool.ended(copy, Ok(Crc(10)), rig.now);
     assert!(matches!(rig.actions()[..], [Action::Put(_, FRAMES, to, 0)] if to == wrong));
 }
 
@@ -120,11 +121,11 @@ fn a_put_waits_for_the_copy_of_its_place() {
     assert_eq!(rig.lease_all(), [1]);
     let [Action::Get(get, FRAMES, ..)] = rig.actions()[..] else { panic!() };
     rig.told();
-    rig.pool.put(2, Place::new(0, 0), 11, rig.now);
+    rig.pool.put(2, Place::new(0, 0), Crc(11), rig.now);
     assert_eq!(rig.actions(), [], "the old version is on its way");
-    rig.pool.ended(get, Ok(10), rig.now);
+    rig.pool.ended(get, Ok(Crc(10)), rig.now);
     let [Action::Put(put, FRAMES, ..)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(put, Ok(0), rig.now);
+    rig.pool.ended(put, Ok(Crc(0)), rig.now);
     let [Action::Put(_, 2, ..), Action::Put(_, 2, ..)] = rig.actions()[..] else { panic!() };
 }
 
@@ -146,13 +147,13 @@ fn a_lender_that_takes_a_slab_back_may_lend_another_later_and_counts_once() {
     rig.pool.leased(op, Ok(9), rig.now);
     assert_eq!(rig.told(), [Told::Rests(0, false)]);
     // Both of its slabs have the page, and the other lender fails.
-    rig.pool.put(2, Place::new(0, 1), 11, rig.now);
+    rig.pool.put(2, Place::new(0, 1), Crc(11), rig.now);
     let mut puts = rig.actions();
     puts.retain(|action| matches!(action, Action::Put(..)));
     assert_eq!(puts.len(), 3);
     for action in puts {
         let Action::Put(op, _, lease, _) = action else { panic!("{action:?}") };
-        rig.pool.ended(op, if lease.lender == 0 { Ok(0) } else { Err(Failure::Refused) }, rig.now);
+        rig.pool.ended(op, if lease.lender == 0 { Ok(Crc(0)) } else { Err(Failure::Refused) }, rig.now);
     }
     assert_eq!(rig.told(), [Told::Rests(0, true), Told::Put(2, PutEnd::Elsewhere)], "one lender has it");
 }
@@ -173,14 +174,14 @@ fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
     assert!(rig.pool.next_tick().is_some_and(|at| at <= rig.now));
     rig.pool.tick(rig.now);
     assert_eq!((rig.actions(), rig.told()), (vec![Action::Close(0)], vec![Told::Lost(0)]));
-    rig.pool.ended(get, Ok(10), rig.now);
+    rig.pool.ended(get, Ok(Crc(10)), rig.now);
     assert_eq!(rig.told(), [Told::Got(3, false)]);
     assert_eq!(rig.pool.lost, [0], "its tables were of use to the get");
     rig.now = rig.now + LENDER_PAUSE;
     rig.pool.tick(rig.now);
     assert!(rig.pool.lost.is_empty());
     rig.pool.get(4, Place::new(0, 0), rig.now);
-    rig.pool.put(5, Place::new(0, 0), 10, rig.now);
+    rig.pool.put(5, Place::new(0, 0), Crc(10), rig.now);
     assert_eq!(rig.told(), [Told::Got(4, false), Told::Put(5, PutEnd::Elsewhere)]);
     assert!(matches!(rig.actions()[..], [Action::Connect(_, 0)]));
 }
@@ -188,14 +189,14 @@ fn a_silent_lender_is_given_up_and_what_it_says_later_counts_for_nothing() {
 #[test]
 fn a_late_operation_of_a_session_that_was_given_up_does_not_drop_the_new_copy_of_its_lender() {
     let mut rig = Rig::new(Class::Mirror, 2);
-    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
-    rig.pool.put(2, Place::new(0, 1), 11, rig.now);
+    rig.pool.put(1, Place::new(0, 0), Crc(10), rig.now);
+    rig.pool.put(2, Place::new(0, 1), Crc(11), rig.now);
     let puts = rig.actions().into_iter().map(|action| match action {
         Action::Put(op, _, lease, _) => (op, lease),
         other => panic!("{other:?}"),
     });
     let [(first, here), (ended, there), (second, _), (late, _)] = puts.collect::<Vec<_>>()[..] else { panic!() };
-    for (op, result) in [(first, Ok(0)), (second, Ok(0)), (ended, Err(Failure::Gone))] {
+    for (op, result) in [(first, Ok(Crc(0))), (second, Ok(Crc(0))), (ended, Err(Failure::Gone))] {
         rig.pool.ended(op, result, rig.now);
     }
     assert_eq!(rig.actions(), [Action::Close(there.lender)]);
@@ -217,15 +218,15 @@ fn a_late_operation_of_a_session_that_was_given_up_does_not_drop_the_new_copy_of
 #[test]
 fn a_page_in_the_file_is_safe_and_one_that_the_file_refuses_stays() {
     let mut rig = Rig::new(Class::Disk, 1);
-    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
+    rig.pool.put(1, Place::new(0, 0), Crc(10), rig.now);
     let [Action::Put(put, ..), Action::Write(write, 1, _)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(write, Ok(0), rig.now);
+    rig.pool.ended(write, Ok(Crc(0)), rig.now);
     rig.pool.ended(put, Err(Failure::Gone), rig.now);
     assert_eq!(rig.told(), [Told::Put(1, PutEnd::Kept)]);
     rig.pool.get(2, Place::new(0, 0), rig.now);
     let [Action::Close(0), Action::Read(read, 2, _)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(read, Ok(10), rig.now);
-    rig.pool.put(1, Place::new(0, 1), 11, rig.now);
+    rig.pool.ended(read, Ok(Crc(10)), rig.now);
+    rig.pool.put(1, Place::new(0, 1), Crc(11), rig.now);
     let [Action::Write(write, 1, _)] = rig.actions()[..] else { panic!() };
     rig.pool.ended(write, Err(Failure::Refused), rig.now);
     assert_eq!(rig.told(), [Told::Got(2, true), Told::Put(1, PutEnd::Refused)]);
@@ -246,7 +247,7 @@ fn a_page_whose_lender_does_not_answer_comes_from_the_other_lender_and_so_do_the
         rig.pool.get(frame, Place::new(0, page), rig.now);
         assert!(matches!(rig.actions()[..], [Action::Get(_, _, Lease { lender, .. }, _)] if lender != from.lender));
     }
-    rig.pool.ended(slow, Ok(10), rig.now);
+    rig.pool.ended(slow, Ok(Crc(10)), rig.now);
     assert!(!rig.pool.is_slow(), "it answers again");
 }
 
@@ -260,7 +261,7 @@ fn a_lender_on_a_slow_path_that_answers_other_operations_is_not_slow() {
     let [Action::Get(quick, 3, first, 0), Action::Get(_, 4, second, 2)] = rig.actions()[..] else { panic!() };
     assert_eq!(first, second);
     rig.now = rig.now + LENDER_SLOW / 2;
-    rig.pool.ended(quick, Ok(10), rig.now);
+    rig.pool.ended(quick, Ok(Crc(10)), rig.now);
     rig.now = rig.now + LENDER_SLOW / 2;
     rig.pool.tick(rig.now);
     assert_eq!((rig.told(), rig.pool.is_slow()), (vec![Told::Got(3, true)], false));
@@ -283,9 +284,9 @@ fn a_lender_is_slow_also_where_nothing_but_a_renewal_waits_for_it() {
 #[test]
 fn a_lender_that_was_given_up_is_slow_until_its_operations_have_ended() {
     let mut rig = Rig::new(Class::Disk, 1);
-    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
+    rig.pool.put(1, Place::new(0, 0), Crc(10), rig.now);
     let [Action::Put(put, ..), Action::Write(write, ..)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(write, Ok(0), rig.now);
+    rig.pool.ended(write, Ok(Crc(0)), rig.now);
     rig.now = rig.now + RENEW_EVERY;
     rig.pool.tick(rig.now);
     let [Action::Renew(renewal, 0)] = rig.actions()[..] else { panic!() };
@@ -315,9 +316,9 @@ fn a_slab_that_one_lender_does_not_lease_is_had_of_another() {
 fn a_slab_that_is_taken_back_is_not_used_when_it_closes() {
     let mut rig = Rig::new(Class::Disk, 1);
     rig.now = rig.now + RENEW_EVERY;
-    rig.pool.put(1, Place::new(0, 0), 10, rig.now);
+    rig.pool.put(1, Place::new(0, 0), Crc(10), rig.now);
     let [Action::Put(put, ..), Action::Write(write, ..)] = rig.actions()[..] else { panic!() };
-    rig.pool.ended(write, Ok(0), rig.now);
+    rig.pool.ended(write, Ok(Crc(0)), rig.now);
     rig.pool.tick(rig.now);
     let [Action::Renew(renewal, 0)] = rig.actions()[..] else { panic!() };
     let until = rig.now + TAKE_BACK_NOTICE.saturating_sub(TAKE_BACK_MARGIN);
@@ -330,7 +331,7 @@ fn a_slab_that_is_taken_back_is_not_used_when_it_closes() {
         !rig.actions().contains(&Action::Return(Lease { lender: 0, view: 0, number: 1 })),
         "a put is under way there"
     );
-    rig.pool.ended(put, Ok(0), rig.now);
+    rig.pool.ended(put, Ok(Crc(0)), rig.now);
     assert!(rig.actions().contains(&Action::Return(Lease { lender: 0, view: 0, number: 1 })));
     rig.pool.get(2, Place::new(0, 0), rig.now);
     assert!(matches!(rig.actions()[..], [Action::Read(_, 2, _)]));
