@@ -46,8 +46,8 @@ pub struct FarArguments {
     /// byway+rdma://ADDRESS; several, separated by commas, are used in turn
     #[arg(long, value_name = "URI", value_delimiter = ',', required = true)]
     pub from: Vec<RemoteUri>,
-    /// Where each page that left this machine is kept: disk (at a lender and in a file of this machine), mirror=2 (at two lenders), or
-    /// none (at one lender: when it is lost, a program that touches such a page gets SIGBUS)
+    /// Where each page that left this machine is kept: disk (at a lender and in a file of this machine), mirror=2 (at two lenders),
+    /// parity=4+1 (at one of five lenders, of which any four can compute it), or none (at one lender: when it is lost, a program that touches such a page gets SIGBUS)
     #[arg(long, value_name = "CLASS", default_value = "disk", value_parser = parse_class)]
     pub class: Class,
     /// Folder of the file for --class disk
@@ -70,8 +70,8 @@ fn parse_class(text: &str) -> Result<Class, String> {
         "none" => Ok(Class::None),
         "disk" => Ok(Class::Disk),
         "mirror=2" => Ok(Class::Mirror),
-        _ if text.starts_with("parity") => Err("there is no parity yet: take mirror=2, or disk".to_owned()),
-        _ => Err("a class is none, disk or mirror=2".to_owned()),
+        "parity=4+1" => Ok(Class::Parity),
+        _ => Err("a class is none, disk, mirror=2 or parity=4+1".to_owned()),
     }
 }
 
@@ -106,6 +106,9 @@ pub enum FarError {
     /// Too few lenders for the class.
     #[error("--class mirror=2 keeps each page at two lenders: name at least two with --from")]
     Mirror,
+    /// The same.
+    #[error("--class parity=4+1 keeps four pages and their parity at five lenders: name at least five with --from")]
+    Parity,
     /// The library.
     #[error(
         "{LIBRARY} is not beside this program, nor in ../lib/byway: build it with `cargo build -p byway-preload`, or install byway"
@@ -148,6 +151,9 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
     if arguments.class == Class::Mirror && arguments.from.len() < 2 {
         return Err(FarError::Mirror);
     }
+    if arguments.class == Class::Parity && arguments.from.len() < Class::Parity.lenders() {
+        return Err(FarError::Parity);
+    }
     let name = arguments.command.first().ok_or(ExecutableError::NoName)?;
     let program = executable::find(name)?;
     executable::check(&program)?;
@@ -171,7 +177,7 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
         lenders.push((uri.to_string(), borrow(&rpc, uri)?));
     }
     let spill = match arguments.class {
-        Class::None | Class::Mirror => None,
+        Class::None | Class::Mirror | Class::Parity => None,
         Class::Disk => Some(
             spill_file(&arguments.spill)
                 .map_err(|source| FarError::Spill { folder: arguments.spill.clone(), source })?,

@@ -185,6 +185,7 @@ Examples:
     byway far --limit 2G --from byway://HOST -- sort -S 4G --parallel=4 large.txt
     byway far --limit 512M --from byway://A,byway://B,byway://C --class mirror=2 --report -- python3 model.py
     byway far --limit 1G --from byway://HOST --encrypt -- ./simulation
+    byway far --limit 1G --from byway://A,byway://B,byway://C,byway://D,byway://E --class parity=4+1 -- ./simulation
 
 byway far pages private anonymous memory: heaps and mappings of the program and of every program that it executes. Thread stacks,
 mapped files, shared memory and executable memory stay local. A forked child shares its parent's pages; pages that it touches stay

@@ -70,6 +70,9 @@
 // Each page that is far lies at two lenders.
 #define BYWAY_FAR_MIRROR 2
 
+// Each page that is far lies at one of five lenders, and any four of them can compute it.
+#define BYWAY_FAR_PARITY 3
+
 // The peer may write.
 #define BYWAY_PUT 1
 

@@ -20,6 +20,8 @@ pub const BYWAY_FAR_NONE: u32 = 0;
 pub const BYWAY_FAR_DISK: u32 = 1;
 /// Each page that is far lies at two lenders.
 pub const BYWAY_FAR_MIRROR: u32 = 2;
+/// Each page that is far lies at one of five lenders, and any four of them can compute it.
+pub const BYWAY_FAR_PARITY: u32 = 3;
 
 /// What the pager of a range has done.
 #[repr(C)]
@@ -77,6 +79,7 @@ pub unsafe extern "C" fn byway_far_open(
             BYWAY_FAR_NONE => Class::None,
             BYWAY_FAR_DISK => Class::Disk,
             BYWAY_FAR_MIRROR => Class::Mirror,
+            BYWAY_FAR_PARITY => Class::Parity,
             _ => return Err(Code(BYWAY_E_INVALID)),
         };
         let mut spill = None;

@@ -144,12 +144,35 @@ fn a_mirrored_program_outlives_one_lender_after_the_other() {
 }
 
 #[test]
-fn a_mirror_needs_two_lenders() {
+fn a_program_with_parity_outlives_one_lender_after_the_other() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let mut lenders = [(); 7].map(|()| Lender::start("256M"));
+    let mut job = CheckedProgram::start(python, &lenders.each_ref(), "parity=4+1");
+    let leased = |lender: &Lender| !lender.status().contains("memory: 0 of");
+    let holders: Vec<usize> = (0..7).filter(|number| leased(&lenders[*number])).collect();
+    assert_eq!(holders.len(), 5, "{holders:?}");
+    lenders[holders[0]].server.kill();
+    job.check();
+    job.hears("as many lenders as its class says again");
+    // The pages that lay at the first lender have been computed, and are at another.
+    lenders[holders[1]].server.kill();
+    job.check();
+    let said = job.finish();
+    assert!(said.contains(" 0 lost; 2 lenders given up") && !said.contains(" 0 pages copied again"), "{said}");
+}
+
+#[test]
+fn a_mirror_needs_two_lenders_and_a_parity_five() {
     if !can_page() {
         return;
     }
     let lender = Lender::start("64M");
-    for (class, told) in [("mirror=2", "name at least two with --from"), ("parity=4+1", "there is no parity yet")] {
+    for (class, told) in
+        [("mirror=2", "name at least two with --from"), ("parity=4+1", "name at least five with --from")]
+    {
         let arguments = ["far", "--limit", "16M", "--class", class, "--from", &lender.uri(), "--", "true"];
         let refused = Command::new(binary()).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();

@@ -196,6 +196,7 @@ fn what_cannot_be_is_refused_by_name() {
         (options(PAGE, RESIDENT, Vec::new(), Class::None), "needs a lender"),
         (options(PAGE, RESIDENT, lender(), Class::Mirror), "two lenders"),
         (options(PAGE, RESIDENT, lender(), Class::Disk), "need a file"),
+        (options(PAGE, RESIDENT, lender(), Class::Parity), "five lenders"),
     ] {
         let said = FarMemory::open(options).map(drop).unwrap_err().to_string();
         assert!(said.contains(why), "{said}");

@@ -60,7 +60,7 @@ pub struct FarMemoryOptions {
     pub resident_bytes: usize,
     /// Lenders (`byway serve --lend`), used in turn.
     pub lenders: Vec<Address>,
-    /// What each page relies on. [`Class::Mirror`] needs two lenders.
+    /// What each page relies on. [`Class::Mirror`] needs two lenders, [`Class::Parity`] five.
     pub class: Class,
     /// The file of [`Class::Disk`], of this memory alone: see [`spill_file`].
     pub spill: Option<File>,
@@ -124,6 +124,7 @@ impl FarMemory {
             _ if resident_bytes < RESIDENT_BYTES_MIN => Some("far memory keeps at least 1 MiB on this machine"),
             _ if lenders.is_empty() => Some("far memory needs a lender"),
             Class::Mirror if lenders.len() < 2 => Some("two copies of each page need two lenders"),
+            Class::Parity if lenders.len() < class.lenders() => Some("four pages and their parity need five lenders"),
             Class::Disk if spill.is_none() => Some("copies of pages on disk need a file"),
             _ => None,
         };

@@ -167,11 +167,13 @@ impl FarJob {
         let store = Store::new(&rpc, lenders, (options.class, options.spill, options.encrypt), FAR_FRAMES)?;
         let limit_bytes = usize::try_from(options.limit_bytes).unwrap_or(usize::MAX);
         let now = Instant::now();
+        let mut pager = Pager::new(FAR_FRAMES, limit_bytes / PAGE_BYTES);
+        pager.set_row(options.class.row());
         Ok(Self {
             rpc,
             listener,
             path: path.to_owned(),
-            pager: Pager::new(FAR_FRAMES, limit_bytes / PAGE_BYTES),
+            pager,
             store,
             fill_bytes: vec![0; FILL_PAGES_MAX * PAGE_BYTES],
             spin: Spin::new(),

@@ -203,6 +203,16 @@ pub enum Bug {
     PoolTakeBackIgnored,
     /// A page is waited for at a lender that does not answer, although another copy is there.
     PoolSlowLenderAwaited,
+    /// The parity of a row is computed without the pages that stay there.
+    PoolParityOfPart,
+    /// The parity of a row's old pages is kept when pages are put there.
+    PoolOldParityKept,
+    /// A row is unlocked when its pages are on their way, not when they are there.
+    PoolRowUnlockedEarly,
+    /// A page is computed from a row that is being written.
+    PoolReadsLockedRow,
+    /// Two slabs of a group are leased from one lender.
+    PoolRowAtOneLender,
     /// The pager reuses a frame although its put ended short.
     PagerShortPutTaken,
     /// The pager fills a page that was lost with zeroes.
@@ -337,7 +347,7 @@ impl Bug {
     ];
 
     /// Those of far memory.
-    pub const MEMORY: [Self; 20] = [
+    pub const MEMORY: [Self; 25] = [
         Self::PoolNoOtherCopy,
         Self::PoolPutToOneCopy,
         Self::PoolChecksumIgnored,
@@ -351,6 +361,11 @@ impl Bug {
         Self::PoolReturnedBeforeMoved,
         Self::PoolTakeBackIgnored,
         Self::PoolSlowLenderAwaited,
+        Self::PoolParityOfPart,
+        Self::PoolOldParityKept,
+        Self::PoolRowUnlockedEarly,
+        Self::PoolReadsLockedRow,
+        Self::PoolRowAtOneLender,
         Self::PagerShortPutTaken,
         Self::PagerLostIsZeroes,
         Self::PagerForkWithoutFrames,

@@ -376,6 +376,10 @@ pub const LENDER_PAUSE: Duration = Duration::from_secs(1);
 /// over a path of 0.5 ms, and a page that its program waits for goes behind 64 KiB at most.
 pub const POOL_COPIES_MAX: usize = 16;
 
+/// Rows of pages with parity that a borrower updates, computes or rebuilds at a time: each holds four frames. A batch of
+/// [`PAGER_MOVES_MAX`] pages is as many rows.
+pub const POOL_ROWS_MAX: usize = PAGER_MOVES_MAX / 4;
+
 /// How long a borrower has to move the pages of a slab that its lender takes back, from when it is told. 16,384 pages take 3 s at the
 /// rate of [`POOL_COPIES_MAX`] over a path of 3 ms.
 pub const TAKE_BACK_NOTICE: Duration = Duration::from_secs(5);

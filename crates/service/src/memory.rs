@@ -10,11 +10,13 @@ pub mod pager;
 pub mod pool;
 mod pool_client;
 mod pool_frames;
+mod pool_options;
 mod pressure;
 mod sealing;
 pub mod wire;
 
 pub use self::borrower::{BorrowError, Borrower, LeasedSlab};
 pub use self::lender::{BorrowerStatus, Lender, Lending, LendingStatus};
-pub use self::pool_client::{Keeping, LenderAt, PoolClient, PoolError, Spill};
+pub use self::pool_client::PoolClient;
+pub use self::pool_options::{Keeping, LenderAt, PoolError, Spill};
 pub use self::pressure::{Guard, Reading};

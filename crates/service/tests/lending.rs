@@ -10,7 +10,7 @@ use byway_reactor::{Address, IoChoice, Reactor, Wait};
 use byway_rpc::node::Rpc;
 use byway_rpc::session::{Grant, Spoken};
 use byway_service::host::Host;
-use byway_service::limits::{POOL_COPIES_MAX, SLAB_BYTES};
+use byway_service::limits::SLAB_BYTES;
 use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB};
 use byway_service::memory::pool::{Class, Told};
 use byway_service::memory::wire::{LeaseResult, LendError, Method, PROTOCOL, VERSIONS};
@@ -168,7 +168,7 @@ fn a_slab_that_is_too_small_for_the_pool_is_given_back_and_refused_by_name() {
     let thread = std::thread::spawn(move || lend_a_small_slab(&lender));
     let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
     let borrower = Borrower::connect_on(&rpc, &Address::Tcp(at), SOON).unwrap();
-    let frames = rpc.node().register((POOL_COPIES_MAX + 1) * PAGE_BYTES).unwrap();
+    let frames = rpc.node().register((Class::None.frames() + 1) * PAGE_BYTES).unwrap();
     let lenders = vec![LenderAt::of("small".to_owned(), &borrower)];
     let mut pool = PoolClient::new(&rpc, lenders, Keeping::plain(Class::None), (frames, PLACES_PER_SLAB)).unwrap();
     pool.want_slab();

@@ -95,8 +95,10 @@ impl RegionPager {
         class: (Class, Option<File>, bool),
         resident_bytes: usize,
     ) -> Result<Self, String> {
+        let row = class.0.row();
         let store = Store::new(&rpc, lenders, class, FAR_FRAMES).map_err(|error| error.to_string())?;
         let mut pager = Pager::new(FAR_FRAMES, resident_bytes / PAGE_BYTES);
+        pager.set_row(row);
         pager.add_space(SPACE, true);
         pager.add_pages(SPACE, 0..(region.len() / PAGE_BYTES) as u64, &[]);
         let now = Instant::now();
@@ -324,7 +326,7 @@ impl RegionPager {
         if outcome != FillOutcome::Changing {
             tracing::error!(
                 offset = at.page * PAGE_BYTES as u64,
-                "a page of far memory is lost with its lender: the program gets SIGBUS; the classes disk and mirror keep a copy of each page"
+                "a page of far memory is lost with its lender: the program gets SIGBUS; the classes disk, mirror and parity keep a copy of each page"
             );
         }
         self.pager.poisoned(at, outcome);

@@ -27,7 +27,7 @@ pub struct LenderShare {
     pub connected: bool,
     /// Slabs leased from it.
     pub slabs: u64,
-    /// Bytes of pages that lie in them. A page that lies at two lenders counts at both; pages that came back and have not changed since
+    /// Bytes of pages that lie in them. A page that lies at two lenders counts at both, and a parity as a page; pages that came back and have not changed since
     /// are still there.
     pub bytes: u64,
 }
@@ -105,12 +105,13 @@ impl FarJob {
     pub(super) fn status(&mut self) -> FarStatus {
         let used: Vec<u64> = self.pager.used_places().map(u64::from).collect();
         let pool = self.store.pool();
+        let row = u64::from(pool.class().row());
         let bytes_of = |pages: u64| pages * PAGE_BYTES as u64;
         let lenders = pool.lenders().map(|(name, lender)| LenderShare {
             name: name.to_owned(),
             connected: lender.is_up,
-            slabs: lender.slabs.len() as u64,
-            bytes: bytes_of(lender.slabs.iter().filter_map(|slab| used.get(*slab as usize)).sum()),
+            slabs: lender.leased as u64,
+            bytes: bytes_of(lender.slabs.iter().filter_map(|slab| used.get(*slab as usize)).sum::<u64>() / row),
         });
         let lenders = lenders.collect();
         let file_bytes = (pool.class() == Class::Disk).then(|| bytes_of(used.iter().sum()));

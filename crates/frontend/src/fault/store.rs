@@ -5,7 +5,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use byway_rpc::node::Rpc;
-use byway_service::limits::POOL_COPIES_MAX;
 use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
 use byway_service::memory::pool::Class;
 use byway_service::memory::{Borrower, Keeping, LenderAt, PoolClient, Spill};
@@ -37,7 +36,7 @@ impl Store {
         (class, spill, encrypt): (Class, Option<File>, bool),
         frames: u32,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let bytes = (frames as usize + POOL_COPIES_MAX) * PAGE_BYTES;
+        let bytes = (frames as usize + class.frames()) * PAGE_BYTES;
         let file = memfd_create("byway-far", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;

@@ -26,6 +26,7 @@ mod mappings;
 mod places;
 mod protection;
 mod puts;
+mod rows;
 mod table;
 
 use std::collections::{HashMap, VecDeque};
@@ -91,6 +92,11 @@ impl Pager {
             actions: VecDeque::new(),
             counters: Counters::default(),
         }
+    }
+
+    /// Places come in rows of so many, best filled together: to be called before the first slab.
+    pub fn set_row(&mut self, places: u32) {
+        self.places.set_row(places);
     }
 
     /// What is to be done next.

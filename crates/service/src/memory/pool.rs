@@ -16,11 +16,13 @@
 //! - A slab that a lender takes back is used until [`TAKE_BACK_MARGIN`] before it closes.
 //! - A slab that has too few copies takes no new pages, and is copied to another lender in the background,
 //!   [`POOL_COPIES_MAX`] pages at a time. The same copying empties a slab that its lender takes back.
+//! - With a parity, pages are put and computed by rows, at five lenders (`pool/rows.rs`).
 //! - A page that no copy holds is reported as lost. No other bytes are ever returned for it.
 
 mod action;
 mod leasing;
 mod repair;
+mod rows;
 mod slab;
 mod slow;
 mod sum;
@@ -33,6 +35,7 @@ use byway_reactor::seeded::{self, Bug};
 pub use self::action::{Action, Class, Failure, Lease, LenderState, Note, OpId, PoolCounters, Told};
 use self::leasing::{Leasing, Lender};
 use self::repair::Repair;
+use self::rows::Rows;
 use self::slab::{Slab, Source};
 pub use self::sum::{Seal, Sum};
 use super::pager::{Place, PutEnd};
@@ -62,6 +65,12 @@ enum OpKind {
     /// Of the copy in that slot.
     CopyGet(u32, Source),
     CopyPut(u32),
+    /// A page for the row in that slot.
+    RowGet(u32, Place, Source),
+    /// The page that is computed there.
+    RowSum(u32),
+    /// A page of the row.
+    RowPut(u32, Place, Lease),
 }
 
 /// A put that the pager asked for.
@@ -90,6 +99,7 @@ pub struct Pool {
     deferred: HashMap<Place, (u32, Sum)>,
     /// Copies under way, by slot.
     repairs: Vec<Option<Repair>>,
+    rows: Rows,
     /// Slabs of which a copy misses pages.
     damaged: BTreeSet<u32>,
     /// Slabs with too few copies.
@@ -114,11 +124,11 @@ pub struct Pool {
 
 impl Pool {
     /// A pool over lenders, of which `up` says whether each has a session, with so many places in each slab. Its own frames are
-    /// `first_frame..first_frame + POOL_COPIES_MAX`.
+    /// `first_frame..first_frame + class.frames()`.
     pub fn new(class: Class, up: &[bool], places: u32, first_frame: u32, now: Instant) -> Self {
         Self {
             class,
-            places,
+            places: places - places % class.row(),
             lenders: up.iter().map(|up| Lender::new(*up, now)).collect(),
             slabs: Vec::new(),
             leasing: Leasing::default(),
@@ -128,6 +138,7 @@ impl Pool {
             puts: HashMap::new(),
             deferred: HashMap::new(),
             repairs: (0..POOL_COPIES_MAX).map(|_| None).collect(),
+            rows: Rows::new(class),
             damaged: BTreeSet::new(),
             short: BTreeSet::new(),
             lost: Vec::new(),
@@ -165,11 +176,13 @@ impl Pool {
 
     /// The lenders, in the order in which [`Pool::new`] got them.
     pub fn lenders(&self) -> Vec<LenderState> {
-        let state = |lender: &Lender| LenderState { is_up: lender.is_up(), slabs: Vec::new() };
+        let state = |lender: &Lender| LenderState { is_up: lender.is_up(), ..LenderState::default() };
         let mut all: Vec<LenderState> = self.lenders.iter().map(state).collect();
         for (number, slab) in (0..).zip(&self.slabs) {
             for copy in &slab.copies {
-                all[copy.lease.lender].slabs.push(number);
+                let lender = &mut all[copy.lease.lender];
+                lender.leased += 1;
+                lender.slabs.extend(self.slabs_of_pager(number));
             }
         }
         all
@@ -183,16 +196,19 @@ impl Pool {
     /// Whether every slab is at as many lenders as the class says, with all its pages, and nothing is under way but renewals.
     pub fn is_settled(&self) -> bool {
         let is_quiet = |op: &Op| matches!(op.kind, OpKind::Renew | OpKind::Connect);
-        self.short.is_empty() && self.damaged.is_empty() && self.ops.values().all(is_quiet)
+        self.short.is_empty() && self.damaged.is_empty() && self.rows.is_idle() && self.ops.values().all(is_quiet)
     }
 
     /// Where a copy of a place lies.
     pub(super) fn lease_of(&self, place: Place, copy: usize) -> Option<Lease> {
-        self.slabs.get(place.slab() as usize)?.copies.get(copy).map(|copy| copy.lease)
+        self.slabs.get(self.page_at(place).slab() as usize)?.copies.get(copy).map(|copy| copy.lease)
     }
 
     /// Puts a frame, whose bytes have that sum, to a place. No other put to that place is under way.
     pub fn put(&mut self, frame: u32, place: Place, sum: Sum, now: Instant) {
+        if self.class == Class::Parity {
+            return self.put_in_row(frame, self.page_at(place), sum);
+        }
         let is_copied = self.repairs.iter().flatten().any(|repair| repair.place == place);
         if is_copied && !seeded::is(Bug::PoolPutDuringCopy) {
             // A copy that ends after the put would bring the old version back.
@@ -205,6 +221,7 @@ impl Pool {
     /// As [`Pool::put`], of bytes that were put to that place before. Nothing is sent: it tells whether the place still has them, in as
     /// many copies as the class says. If not, they go elsewhere, as gets from the place may be under way, and its lender may be slow.
     pub fn keep(&mut self, frame: u32, place: Place) {
+        let place = self.page_at(place);
         let is_kept = self.put_end(place) == PutEnd::Kept || seeded::is(Bug::PoolKeepsTooFewCopies);
         self.told.push_back(Told::Put(frame, if is_kept { PutEnd::Kept } else { PutEnd::Elsewhere }));
     }
@@ -265,21 +282,36 @@ impl Pool {
         match self.class {
             Class::Disk if !slab.in_file.has(place.index()) => PutEnd::Refused,
             Class::Disk => PutEnd::Kept,
-            class if slab.holders(place.index()) >= class.lenders() => PutEnd::Kept,
+            Class::Parity if !self.is_row_whole(place) => PutEnd::Elsewhere,
+            class if slab.holders(place.index()) >= class.copies() => PutEnd::Kept,
             _ => PutEnd::Elsewhere,
         }
     }
 
     /// Gets a place into a frame. No put to that place is under way.
     pub fn get(&mut self, frame: u32, place: Place, now: Instant) {
-        if let Some(source) = self.source(place) {
-            let op = self.begin_at(OpKind::Get(frame, place, source), lease_at(source));
-            self.expect_end(op, now);
-            self.actions.push_back(get_action(op, frame, place, source));
-        } else {
-            self.counters.lost += 1;
-            self.told.push_back(Told::Got(frame, false));
+        self.get_page(frame, self.page_at(place), now);
+    }
+
+    fn get_page(&mut self, frame: u32, page: Place, now: Instant) {
+        match self.source(page) {
+            source if self.class == Class::Parity && source.is_none_or(|source| self.is_slow_source(source)) => {
+                self.get_by_row(frame, page, now);
+            }
+            Some(source) => self.get_from(frame, page, source, now),
+            None => self.lose_get(frame),
         }
+    }
+
+    fn get_from(&mut self, frame: u32, page: Place, source: Source, now: Instant) {
+        let op = self.begin_at(OpKind::Get(frame, page, source), lease_at(source));
+        self.expect_end(op, now);
+        self.actions.push_back(get_action(op, frame, page, source));
+    }
+
+    fn lose_get(&mut self, frame: u32) {
+        self.counters.lost += 1;
+        self.told.push_back(Told::Got(frame, false));
     }
 
     /// By what the bytes are known that an operation under way gets.
@@ -287,6 +319,8 @@ impl Pool {
         let place = match self.ops.get(&op)?.kind {
             OpKind::Get(_, place, _) => place,
             OpKind::CopyGet(slot, _) => self.repairs[slot as usize]?.place,
+            OpKind::RowGet(_, page, _) => page,
+            OpKind::RowSum(slot) => return self.expected_of_row(slot),
             _ => return None,
         };
         Some(self.slabs[place.slab() as usize].sum(place.index()))
@@ -322,11 +356,14 @@ impl Pool {
                     self.told.push_back(Told::Got(frame, false));
                 } else {
                     self.counters.failed_over += 1;
-                    self.get(frame, place, now);
+                    self.get_page(frame, place, now);
                 }
             }
             OpKind::CopyGet(slot, source) => self.copy_got(slot, source, result, now),
             OpKind::CopyPut(slot) => self.copy_put(slot, result.is_err(), now),
+            OpKind::RowGet(slot, page, source) => self.row_got(slot, page, source, result),
+            OpKind::RowSum(slot) => self.row_computed(slot, result, now),
+            OpKind::RowPut(slot, page, to) => self.row_put(slot, page, to, result.is_err()),
             OpKind::Connect | OpKind::Renew | OpKind::Lease => {}
         }
         self.pump(now);
@@ -385,7 +422,7 @@ impl Pool {
     /// Notes whether a slab has copies enough, and tells the pager whether it takes new pages, or is lost.
     fn weigh(&mut self, number: u32) {
         let slab = &mut self.slabs[number as usize];
-        let is_short = slab.lasting() < self.class.lenders();
+        let is_short = slab.lasting() < self.class.copies();
         self.leasing.is_due |= is_short;
         if is_short && !slab.is_lost {
             self.short.insert(number);
@@ -394,6 +431,9 @@ impl Pool {
         }
         if self.class == Class::Disk || slab.is_lost {
             return;
+        }
+        if self.class == Class::Parity {
+            return self.weigh_group(number);
         }
         if slab.copies.is_empty() {
             slab.is_lost = true;
@@ -434,7 +474,11 @@ impl Pool {
 
     fn pump(&mut self, now: Instant) {
         self.pump_leases(now);
-        self.pump_repairs(now);
+        if self.class == Class::Parity {
+            self.pump_rows(now);
+        } else {
+            self.pump_repairs(now);
+        }
         if self.is_mending && self.short.is_empty() && self.damaged.is_empty() {
             self.is_mending = false;
             self.notes.push_back(Note::Whole);

@@ -5,20 +5,21 @@ use std::ops::Range;
 use std::time::Duration;
 
 use byway_fabric::node::{
-    Address, Completed, Descriptor, Group, Memory, Node, Op, OpError, Outcome, Segment, Session, SubmitError,
+    Completed, Descriptor, Group, Memory, Node, Op, OpError, Outcome, Segment, Session, SubmitError,
 };
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 use byway_rpc::node::{Call, Reply, Rpc};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::borrower::{BorrowError, Borrower, LeasedSlab};
+use super::borrower::{BorrowError, LeasedSlab};
 use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
 use super::pool::{Action, Class, Failure, Lease, LenderState, Note, OpId, Pool, PoolCounters, Sum, Told};
 use super::pool_frames::PoolFrames;
+use super::pool_options::{Keeping, LenderAt, PoolError, Spill};
 use super::sealing::Sealer;
 use super::wire::{Arguments, LendError, Method, PROTOCOL, TakenSlab};
-use crate::limits::{LENDER_SILENCE_MAX, POOL_COPIES_MAX, SLABS_PER_SESSION_MAX};
+use crate::limits::{LENDER_SILENCE_MAX, SLABS_PER_SESSION_MAX};
 
 /// Operations under way at most: each has a frame.
 const OPERATIONS_MAX: usize = 1 << 14;
@@ -34,70 +35,6 @@ const UNAWAITED: u64 = u64::MAX;
 
 /// In the context of a put or get of several pages, with the number of their batch.
 const BATCH: u64 = 1 << 32;
-
-/// A file of pages on the borrower's machine.
-pub trait Spill: Send {
-    /// Writes a page, at a place.
-    ///
-    /// # Errors
-    /// The file system's: the page is not safe there.
-    fn write(&mut self, place: Place, page: &[u8; PAGE_BYTES]) -> std::io::Result<()>;
-
-    /// Reads the page that was written last at a place.
-    ///
-    /// # Errors
-    /// The file system's.
-    fn read(&mut self, place: Place, page: &mut [u8; PAGE_BYTES]) -> std::io::Result<()>;
-}
-
-/// How pages are kept outside of their program.
-pub struct Keeping {
-    /// What each page relies on.
-    pub class: Class,
-    /// The file of [`Class::Disk`].
-    pub spill: Option<Box<dyn Spill>>,
-    /// Lenders and the file get pages that are sealed with a key of the pool's own.
-    pub encrypt: bool,
-}
-
-impl Keeping {
-    /// Pages as they are, without a file.
-    pub fn plain(class: Class) -> Self {
-        Self { class, spill: None, encrypt: false }
-    }
-}
-
-/// Why there is no pool.
-#[derive(Debug, thiserror::Error)]
-pub enum PoolError {
-    /// The node.
-    #[error("the pool's memory cannot be registered: {0}")]
-    Node(#[from] SubmitError),
-    /// The kernel.
-    #[error("memory for sealed pages cannot be had: {0}")]
-    Memory(std::io::Error),
-    /// The kernel.
-    #[error("the kernel gives no random bytes for a key")]
-    NoRandomness,
-}
-
-/// A lender that pages may go to.
-#[derive(Clone, Debug)]
-pub struct LenderAt {
-    /// For the log.
-    pub name: String,
-    /// Where it is.
-    pub address: Address,
-    /// The session with it; without one, the pool connects.
-    pub session: Option<Session>,
-}
-
-impl LenderAt {
-    /// The lender of a session.
-    pub fn of(name: String, borrower: &Borrower) -> Self {
-        Self { name, address: borrower.address().clone(), session: Some(borrower.session()) }
-    }
-}
 
 struct Lender {
     at: LenderAt,
@@ -148,7 +85,7 @@ pub struct PoolClient {
 
 impl PoolClient {
     /// A pool over these lenders, all of one node, whose slabs have so many places: [`PLACES_PER_SLAB`], or fewer in a simulation. The last
-    /// [`POOL_COPIES_MAX`] pages of `frames` are the pool's own. [`Class::Disk`] needs a file.
+    /// [`Class::frames`] pages of `frames` are the pool's own. [`Class::Disk`] needs a file.
     ///
     /// # Errors
     /// The node's and the kernel's.
@@ -158,7 +95,7 @@ impl PoolClient {
         Keeping { class, spill, encrypt }: Keeping,
         (frames, places): (Memory, u32),
     ) -> Result<Self, PoolError> {
-        let first_frame = (frames.len() / PAGE_BYTES - POOL_COPIES_MAX) as u32;
+        let first_frame = (frames.len() / PAGE_BYTES - class.frames()) as u32;
         let places = places.min(PLACES_PER_SLAB);
         let sealed = if encrypt {
             let wire = rpc.node().register(frames.len()).map_err(PoolError::Memory)?;
@@ -266,7 +203,8 @@ impl PoolClient {
     #[doc(hidden)]
     pub fn spoil(&self, place: Place, copy: usize, bytes: &Memory) -> bool {
         let Some(lease) = self.pool.lease_of(place, copy) else { return false };
-        let (lender, offset) = (&self.lenders[lease.lender], u64::from(place.index()) * PAGE_BYTES as u64);
+        let (lender, offset) =
+            (&self.lenders[lease.lender], u64::from(self.pool.page_at(place).index()) * PAGE_BYTES as u64);
         let Some((session, window)) = lender.at.session.zip(lender.windows.get(&lease.number)) else { return false };
         let put = self.rpc.node().put(session, &[bytes.segment(0..PAGE_BYTES)], window, offset);
         put.is_ok_and(|op| self.group.add(op, UNAWAITED).is_ok())
@@ -391,6 +329,11 @@ impl PoolClient {
                     self.gathered_puts.entry(lease).or_default().push((op, frame, page));
                 }
                 Action::Get(op, frame, lease, page) => self.gathered_gets.push((lease, (op, frame, page))),
+                Action::Xor(op, to, from) => {
+                    self.frames.xor(to, &from);
+                    let sum = self.frames.arrive(to, self.pool.expected(op));
+                    self.pool.ended(op, Ok(sum), now);
+                }
                 Action::Write(op, frame, place) => {
                     let written = self.write_file(frame, place);
                     self.pool.ended(op, written, now);
@@ -405,6 +348,8 @@ impl PoolClient {
 
     /// Begins the puts and gets that were asked for. Those of one slab go together: pages that lie side by side there go in one message.
     pub fn flush(&mut self) {
+        self.pool.flush_rows(self.rpc.node().now());
+        self.act();
         while !(self.gathered_gets.is_empty() && self.gathered_puts.is_empty()) {
             let gets = std::mem::take(&mut self.gathered_gets);
             for of_slab in gets.chunk_by(|(lease, _), (next, _)| lease == next) {
@@ -546,6 +491,7 @@ impl PoolClient {
         let rest = match self.class {
             Class::None => "its pages are lost",
             Class::Disk => "its pages come from the spill file",
+            Class::Parity => "its pages are computed from those of the others, and put to another lender",
             Class::Mirror => "its pages come from their second lender, and are copied to another",
         };
         match note {

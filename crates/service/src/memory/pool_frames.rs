@@ -41,6 +41,18 @@ impl PoolFrames {
         write(self.wire(), frame, page);
     }
 
+    /// Makes a page on the wire the exclusive or of others.
+    pub(super) fn xor(&self, to: u32, from: &[Option<u32>]) {
+        let mut sum = [0; PAGE_BYTES];
+        for frame in from.iter().flatten() {
+            let page = self.read_wire(*frame);
+            for (sum, word) in sum.as_chunks_mut::<8>().0.iter_mut().zip(page.as_chunks::<8>().0) {
+                *sum = (u64::from_ne_bytes(*sum) ^ u64::from_ne_bytes(*word)).to_ne_bytes();
+            }
+        }
+        self.write_wire(to, &sum);
+    }
+
     pub(super) fn read(&self, frame: u32, page: &mut [u8; PAGE_BYTES]) {
         read(&self.pages, frame, page);
     }

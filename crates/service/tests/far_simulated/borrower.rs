@@ -11,7 +11,6 @@ use byway_reactor::Instant;
 use byway_reactor::sim::World;
 use byway_rpc::node::Rpc;
 use byway_rpc::session::Spoken;
-use byway_service::limits::POOL_COPIES_MAX;
 use byway_service::memory::pager::{
     Action, Contents, FillOutcome, Moved, Overdue, PAGE_BYTES, PageId, Pager, Place, PutEnd, SpaceId,
 };
@@ -95,7 +94,7 @@ impl Borrower {
     pub fn start(world: &World, class: Class, lender_count: usize, places: u32, seed: u64) -> Self {
         let spoken = vec![Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: None }];
         let rpc = Rpc::over(world.node(ip(), 8 << 20), &NodeOptions::default(), spoken, seed).expect("a node");
-        let frames = rpc.node().register((FRAMES as usize + POOL_COPIES_MAX) * PAGE_BYTES).expect("frames");
+        let frames = rpc.node().register((FRAMES as usize + class.frames()) * PAGE_BYTES).expect("frames");
         let garbage = rpc.node().register(PAGE_BYTES).expect("a page");
         garbage.write(0, &[0xa5; PAGE_BYTES]).expect("its own range");
         let at = |number| LenderAt { name: format!("lender {number}"), address: lenders::at(number), session: None };
@@ -105,6 +104,7 @@ impl Borrower {
         let client = PoolClient::new(&rpc, all, Keeping { class, spill, encrypt: seed % 3 == 0 }, (frames, places))
             .expect("a pool");
         let mut pager = Pager::new(FRAMES, BUDGET);
+        pager.set_row(class.row());
         pager.add_space(SPACE, true);
         pager.add_pages(SPACE, 0..PAGES, &[]);
         Self {

@@ -1,4 +1,4 @@
-//! One borrower and three lenders in a simulated world.
+//! One borrower and three lenders in a simulated world; with parity, five or six.
 //!
 //! A program of four threads reads and writes 300 pages, of which it keeps about 80. It forks, and so do its children. Lenders die and start again, are cut off for shorter and
 //! longer than the keep-alive, are slow, have no more room, take slabs back, and change bytes. Rules:
@@ -29,7 +29,6 @@ use self::borrower::Borrower;
 use self::lenders::SimulatedLender;
 use self::programs::PAGES;
 
-const LENDERS: usize = 3;
 const ROUNDS: usize = 40;
 /// Once the faults have stopped, all is copied within this time: a lender is back after 1 s.
 const SETTLED_MAX: Duration = Duration::from_secs(20);
@@ -51,17 +50,23 @@ enum Story {
     NoneTakenBack,
     /// One copy, and nothing happens.
     NoneCalm,
+    /// Four pages and their parity; as [`Story::MirrorOneAtATime`]. Nothing is lost.
+    ParityOneAtATime,
+    /// Four pages and their parity, and anything happens.
+    ParityAnything,
 }
 
 impl Story {
     fn of(seed: u64) -> Self {
-        match seed % 8 {
+        match seed % 10 {
             0 | 1 => Self::MirrorOneAtATime,
             2 => Self::MirrorFlips,
             3 => Self::MirrorAnything,
             4 => Self::DiskAnything,
             5 => Self::NoneAnything,
             6 => Self::NoneTakenBack,
+            9 if seed % 20 == 9 => Self::ParityAnything,
+            8 | 9 => Self::ParityOneAtATime,
             _ if seed % 16 == 7 => Self::NoneCalm,
             _ => Self::MirrorOneAtATime,
         }
@@ -72,15 +77,21 @@ impl Story {
             Self::MirrorOneAtATime | Self::MirrorFlips | Self::MirrorAnything => Class::Mirror,
             Self::DiskAnything => Class::Disk,
             Self::NoneAnything | Self::NoneTakenBack | Self::NoneCalm => Class::None,
+            Self::ParityOneAtATime | Self::ParityAnything => Class::Parity,
         }
     }
 
+    /// With parity, a lender more than it needs, or none.
+    fn lenders(self, chance: &mut Chance) -> usize {
+        if self.class() == Class::Parity { 5 + chance.below(2) } else { 3 }
+    }
+
     fn may_lose(self) -> bool {
-        matches!(self, Self::MirrorAnything | Self::NoneAnything)
+        matches!(self, Self::MirrorAnything | Self::NoneAnything | Self::ParityAnything)
     }
 
     fn one_at_a_time(self) -> bool {
-        matches!(self, Self::MirrorOneAtATime | Self::NoneTakenBack)
+        matches!(self, Self::MirrorOneAtATime | Self::NoneTakenBack | Self::ParityOneAtATime)
     }
 }
 
@@ -145,13 +156,14 @@ impl Simulation {
         let (world, mut chance, story) = (World::new(seed), Chance::new(seed), Story::of(seed));
         // In some runs all of the memory is needed, and a lender refuses.
         let slabs = if chance.one_in(3) { 5 } else { 12 };
-        let lenders = (0..LENDERS).map(|number| SimulatedLender::start(&world, number, slabs, seed)).collect();
+        let count = story.lenders(&mut chance);
+        let lenders = (0..count).map(|number| SimulatedLender::start(&world, number, slabs, seed)).collect();
         let places = 40 + chance.below(60) as u32;
-        let borrower = Borrower::start(&world, story.class(), LENDERS, places, seed);
+        let borrower = Borrower::start(&world, story.class(), count, places, seed);
         let mut run = Self { borrower, lenders, world, story, chance, report: Report::default() };
         run.borrower.may_lose = story.may_lose();
         run.borrower.has_other_copies = matches!(story, Story::MirrorOneAtATime | Story::DiskAnything);
-        for lender in 0..LENDERS {
+        for lender in 0..count {
             if run.chance.one_in(3) {
                 run.slow_down(lender);
             }
@@ -217,14 +229,14 @@ impl Simulation {
 
     /// Something happens to a lender, while the program goes on.
     fn strike(&mut self) {
-        let lender = self.chance.below(LENDERS);
+        let lender = self.chance.below(self.lenders.len());
         self.borrower.struck();
         let kind = match self.story {
-            Story::MirrorOneAtATime => [0, 0, 1, 2, 3, 4, 5][self.chance.below(7)],
+            Story::MirrorOneAtATime | Story::ParityOneAtATime => [0, 0, 1, 2, 3, 4, 5][self.chance.below(7)],
             Story::MirrorFlips => 6,
             Story::NoneTakenBack => 4,
             Story::DiskAnything => self.chance.below(8),
-            Story::MirrorAnything | Story::NoneAnything => self.chance.below(7),
+            Story::MirrorAnything | Story::NoneAnything | Story::ParityAnything => self.chance.below(7),
             Story::NoneCalm => return,
         };
         if std::env::var_os("BYWAY_SIM_SEED").is_some() {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::PAGE_BYTES;
+use super::rows::FreePlaces;
 use crate::limits::SLAB_BYTES;
 
 /// Pages of a slab.
@@ -43,13 +44,13 @@ impl Place {
 #[derive(Debug, Default)]
 struct SlabPlaces {
     count: u32,
-    free: Vec<u32>,
+    free: FreePlaces,
     /// It takes no new pages for now.
     rests: bool,
     is_lost: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Places {
     /// How many pages refer to each.
     references: Vec<u16>,
@@ -64,16 +65,38 @@ pub(super) struct Places {
     exhausted: bool,
     /// No place is taken for now.
     stopped: bool,
+    /// Places that are best taken together.
+    row: u32,
+}
+
+impl Default for Places {
+    fn default() -> Self {
+        Self {
+            references: Vec::new(),
+            slabs: Vec::new(),
+            open: BTreeSet::new(),
+            free: 0,
+            used: 0,
+            asked: false,
+            exhausted: false,
+            stopped: false,
+            row: 1,
+        }
+    }
 }
 
 impl Places {
+    pub(super) fn set_row(&mut self, places: u32) {
+        self.row = places;
+    }
+
     /// Adds a slab of which so many places can be used.
     pub(super) fn add_slab(&mut self, places: u32) {
         let number = self.slabs.len() as u32;
         let first = Place::new(number, 0).0;
         self.references.resize((first + PLACES_PER_SLAB) as usize, 0);
         let count = places.min(PLACES_PER_SLAB);
-        let free = (first..first + count).rev().collect();
+        let free = FreePlaces::new(count, self.row);
         self.slabs.push(SlabPlaces { count, free, ..SlabPlaces::default() });
         self.change(number, |_| {});
         self.asked = false;
@@ -119,8 +142,10 @@ impl Places {
         if self.stopped {
             return None;
         }
-        let number = *self.open.first()?;
-        let place = self.slabs[number as usize].free.pop()?;
+        // A row that is partly filled costs gets of its pages: a whole one is better, in whatever slab.
+        let whole = self.open.iter().find(|number| self.slabs[**number as usize].free.has_whole());
+        let number = *whole.or(self.open.first())?;
+        let place = Place::new(number, self.slabs[number as usize].free.take()?).0;
         self.free -= 1;
         if self.slabs[number as usize].free.is_empty() {
             self.open.remove(&number);
@@ -172,7 +197,7 @@ impl Places {
         if *count == 0 {
             self.used -= 1;
             if !self.is_lost(place) {
-                self.change(place.slab(), |slab| slab.free.push(place.0));
+                self.change(place.slab(), |slab| slab.free.add(place.index()));
             }
         }
     }
@@ -188,7 +213,7 @@ impl Places {
         self.change(number, |slab| {
             was_lost = std::mem::replace(&mut slab.is_lost, true);
             // None of them is taken again.
-            slab.free = Vec::new();
+            slab.free = FreePlaces::default();
         });
         !was_lost
     }

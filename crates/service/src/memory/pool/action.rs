@@ -2,6 +2,8 @@
 
 #[cfg(doc)]
 use super::Pool;
+use super::rows::{COLUMNS, ROW_PAGES};
+use crate::limits::{POOL_COPIES_MAX, POOL_ROWS_MAX};
 use crate::memory::pager::{Place, PutEnd};
 
 /// How many copies of a page make it safe to reuse the page's frame.
@@ -13,14 +15,41 @@ pub enum Class {
     Disk,
     /// Two lenders.
     Mirror,
+    /// One lender, and with three others' pages a parity at a fifth: 5/4 of the memory.
+    Parity,
 }
 
 impl Class {
-    /// Lenders that hold each page.
+    /// Lenders that it needs.
     pub const fn lenders(self) -> usize {
         match self {
             Self::None | Self::Disk => 1,
             Self::Mirror => 2,
+            Self::Parity => COLUMNS as usize,
+        }
+    }
+
+    /// Lenders that hold each page.
+    pub(super) const fn copies(self) -> usize {
+        match self {
+            Self::None | Self::Disk | Self::Parity => 1,
+            Self::Mirror => 2,
+        }
+    }
+
+    /// Places, one behind the other, that are best filled together.
+    pub const fn row(self) -> u32 {
+        match self {
+            Self::None | Self::Disk | Self::Mirror => 1,
+            Self::Parity => ROW_PAGES,
+        }
+    }
+
+    /// Frames that a pool has for itself.
+    pub const fn frames(self) -> usize {
+        match self {
+            Self::None | Self::Disk | Self::Mirror => POOL_COPIES_MAX,
+            Self::Parity => POOL_ROWS_MAX * ROW_PAGES as usize,
         }
     }
 }
@@ -61,6 +90,8 @@ pub enum Action {
     Write(OpId, u32, Place),
     /// Read a place of the file into a frame.
     Read(OpId, u32, Place),
+    /// Make a frame the exclusive or of these; zeroes if there are none. At once, behind nothing.
+    Xor(OpId, u32, [Option<u32>; ROW_PAGES as usize]),
 }
 
 /// Why an operation failed.
@@ -120,7 +151,9 @@ pub enum Note {
 pub struct LenderState {
     /// It has a session.
     pub is_up: bool,
-    /// Slabs that have a copy there.
+    /// Slabs that are leased there.
+    pub leased: usize,
+    /// The pager's slabs of which a copy is there; with parity, a quarter.
     pub slabs: Vec<u32>,
 }
 

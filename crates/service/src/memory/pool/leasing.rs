@@ -5,7 +5,8 @@ use std::time::Duration;
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-use super::action::{Action, Failure, Lease, Note, OpId, Told};
+use super::action::{Action, Class, Failure, Lease, Note, OpId, Told};
+use super::rows::{COLUMNS, ROW_PAGES, group_of};
 use super::slab::Slab;
 use super::{OpKind, Pool};
 use crate::limits::{LENDER_PAUSE, LENDER_SILENCE_MAX, RENEW_EVERY, TAKE_BACK_MARGIN};
@@ -243,9 +244,8 @@ impl Pool {
                 self.leasing.got.push(lease);
                 if self.leasing.got.len() >= self.class.lenders() {
                     let leases = std::mem::take(&mut self.leasing.got);
-                    self.slabs.push(Slab::new(self.places, &leases));
                     self.leasing.wanted = false;
-                    self.told.push_back(Told::Slab(self.places));
+                    self.add_slabs(leases);
                 }
             }
             Purpose::Replace(number) => {
@@ -261,6 +261,18 @@ impl Pool {
                 self.weigh(number);
             }
         }
+    }
+
+    /// All leases that a new slab needs are there; or a group of slabs.
+    fn add_slabs(&mut self, mut leases: Vec<Lease>) {
+        if self.class != Class::Parity {
+            self.slabs.push(Slab::new(self.places, &leases));
+            return self.told.push_back(Told::Slab(self.places));
+        }
+        // Each lender has the parity of some groups.
+        leases.rotate_left(self.slabs.len() / COLUMNS as usize % COLUMNS as usize);
+        self.slabs.extend(leases.into_iter().map(|lease| Slab::new(self.places, &[lease])));
+        (0..ROW_PAGES).for_each(|_| self.told.push_back(Told::Slab(self.places)));
     }
 
     pub(super) fn pump_leases(&mut self, now: Instant) {
@@ -300,7 +312,14 @@ impl Pool {
         let copies = &self.slabs[number as usize].copies;
         let all: Vec<usize> = copies.iter().map(|copy| copy.lease.lender).collect();
         let lasting: Vec<usize> = copies.iter().filter(|copy| !copy.leaves).map(|copy| copy.lease.lender).collect();
-        self.choose(&all, now).or_else(|| self.choose(&lasting, now))
+        let mut row = Vec::new();
+        if self.class == Class::Parity && !seeded::is(Bug::PoolRowAtOneLender) {
+            let group = group_of(number).filter(|other| *other != number);
+            let others = group.flat_map(|other| &self.slabs[other as usize].copies);
+            row.extend(others.map(|copy| copy.lease.lender));
+        }
+        let without = |own: Vec<usize>| self.choose(&[own, row.clone()].concat(), now);
+        without(all).or_else(|| without(lasting))
     }
 
     /// The lender with the fewest slabs, of those that can be asked and are not in the list.

@@ -104,7 +104,7 @@ impl Pool {
     /// Gives back copies that their lender takes back, once others hold all of their pages.
     pub(super) fn release_leaving(&mut self, number: u32) {
         let slab = &mut self.slabs[number as usize];
-        if slab.lasting() < self.class.lenders() && !seeded::is(Bug::PoolReturnedBeforeMoved) {
+        if slab.lasting() < self.class.copies() && !seeded::is(Bug::PoolReturnedBeforeMoved) {
             return;
         }
         let left: Vec<Lease> = slab.copies.extract_if(.., |copy| copy.leaves).map(|copy| copy.lease).collect();

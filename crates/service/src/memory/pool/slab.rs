@@ -128,9 +128,19 @@ impl Slab {
         self.copies.iter().filter(|copy| !copy.leaves).count()
     }
 
+    /// Whether a page has bytes that are to be kept.
+    pub(super) fn is_used(&self, page: u32) -> bool {
+        self.written.has(page) && !self.gone.has(page)
+    }
+
+    /// A page is known anew.
+    pub(super) fn set_sum(&mut self, page: u32, sum: Sum) {
+        self.sums.set(page, sum);
+    }
+
     /// Where a page can be got: at a lender that is slow only where no other has it, nor the file. Pages are spread over the copies by their number.
     pub(super) fn source(&self, page: u32, is_slow: impl Fn(usize) -> bool) -> Option<Source> {
-        if !self.written.has(page) || self.gone.has(page) {
+        if !self.is_used(page) {
             return None;
         }
         let count = self.copies.len();

@@ -48,7 +48,8 @@ impl Pool {
             self.lenders[lender].is_slow |= !is_given_up;
             match kind {
                 OpKind::Get(frame, place, _) => {
-                    if self.source(place).is_some_and(|other| !self.is_slow_source(other)) {
+                    let other = self.source(place).is_some_and(|other| !self.is_slow_source(other));
+                    if other || self.is_quick_by_row(place) {
                         self.told.push_back(Told::Slow(frame));
                     }
                     // The pager may have no frame for it now, and there may be another copy later.
@@ -60,7 +61,7 @@ impl Pool {
         }
     }
 
-    fn is_slow_source(&self, source: Source) -> bool {
+    pub(super) fn is_slow_source(&self, source: Source) -> bool {
         matches!(source, Source::Lease(lease) if self.lenders[lease.lender].is_slow)
     }
 
