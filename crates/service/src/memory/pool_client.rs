@@ -389,7 +389,9 @@ impl PoolClient {
         let now = self.rpc.node().now();
         match batch {
             Batch::Puts(puts) => {
-                puts.into_iter().for_each(|op| self.pool.ended(op, result.map(|()| Sum::Checksum(0)), now))
+                for op in puts {
+                    self.pool.ended(op, result.map(|()| Sum::Checksum(0)), now);
+                }
             }
             Batch::Gets(gets) => {
                 for (op, frame) in gets {

@@ -101,8 +101,9 @@ impl Borrower {
         let file = SimulatedFile::default();
         let spill = (class == Class::Disk).then(|| Box::new(file.clone()) as Box<dyn Spill>);
         let all = (0..lender_count).map(at).collect();
-        let client = PoolClient::new(&rpc, all, Keeping { class, spill, encrypt: seed % 3 == 0 }, (frames, places))
-            .expect("a pool");
+        let client =
+            PoolClient::new(&rpc, all, Keeping { class, spill, encrypt: seed.is_multiple_of(3) }, (frames, places))
+                .expect("a pool");
         let mut pager = Pager::new(FRAMES, BUDGET);
         pager.set_row(class.row());
         pager.add_space(SPACE, true);
