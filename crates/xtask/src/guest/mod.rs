@@ -38,9 +38,13 @@ pub enum Task {
     Nbd,
     /// Attach volumes by ublk: ext4 on them, kills of their server and of their own process.
     Attach,
-    /// Cut the power while blocks are written: nothing acknowledged may be lost, and a server
+    /// Cut the power while blocks and files are written: nothing acknowledged may be lost, and a server
     /// built to drop flushes must be caught.
-    Power,
+    Power {
+        /// Only this part of it.
+        #[arg(long)]
+        only: Option<power::Part>,
+    },
     /// Move data between two RDMA devices of software: messages, writes, reads, wrong keys, a killed peer.
     Rdma {
         /// Only this part of it.
@@ -60,7 +64,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Setup => println!("guest setup: {}", system.folder().display()),
         Task::Nbd => nbd::run(&system)?,
         Task::Attach => attach::run(&system)?,
-        Task::Power => power::run(&system)?,
+        Task::Power { only } => power::run(&system, *only)?,
         Task::Rdma { only } => rdma::run(&system, *only)?,
         Task::P2p => p2p::run(&system)?,
         Task::Unit => unit::run(&system)?,
@@ -73,7 +77,7 @@ pub fn run(task: &Task) -> Result<()> {
 pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
     run(&Task::Attach)?;
-    run(&Task::Power)?;
+    run(&Task::Power { only: None })?;
     run(&Task::Rdma { only: None })?;
     run(&Task::P2p)?;
     run(&Task::Unit)
@@ -117,13 +121,13 @@ fn build_c_example(name: &str) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Builds the binary that acknowledges flushes and does nothing, apart from the good one.
+/// Builds the binary that acknowledges flushes and does nothing, apart from the good one; for tests, as above.
 fn build_byway_that_drops_flushes() -> Result<PathBuf> {
     let target = process::target_directory()?.join("drop-flushes");
     process::run(
         process::cargo()
-            .args(["build", "--release", "--package", "byway", "--features", "drop-flushes", "--target-dir"])
+            .args(["build", "--package", "byway", "--features", "drop-flushes", "--target-dir"])
             .arg(&target),
     )?;
-    Ok(target.join("release/byway"))
+    Ok(target.join("debug/byway"))
 }

@@ -7,6 +7,10 @@
 //!
 //! A test of durability that has never failed proves nothing: the same is done with a server that
 //! acknowledges flushes and does nothing, and that one must lose data.
+//!
+//! [`files`] does it with files and names of a share.
+
+mod files;
 
 use super::boot::{Extra, Guest};
 use super::groups;
@@ -25,10 +29,41 @@ const ACKNOWLEDGED_AT_CUT: usize = groups::PLACES * 3 / 2;
 const ACKNOWLEDGED_LEAST: usize = groups::PLACES;
 const DISK_BYTES: u64 = 64 << 20;
 
-pub fn run(system: &System) -> Result<()> {
-    let outcome = cut(system, &super::build_byway()?).context("guest power, normal build")?;
+/// What can be run by itself.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Blocks of a volume, each group followed by a flush.
+    Blocks,
+    /// Files and names of a share, each followed by an fsync.
+    Files,
+}
+
+/// The two builds of the server.
+struct Servers {
+    normal: PathBuf,
+    /// Acknowledges flushes and fsyncs, and does nothing.
+    dropping: PathBuf,
+}
+
+/// Everything, or one part of it.
+pub fn run(system: &System, only: Option<Part>) -> Result<()> {
+    let runs = |part| only.is_none_or(|only| only == part);
+    let servers =
+        Servers { normal: super::build_byway_for_tests()?, dropping: super::build_byway_that_drops_flushes()? };
+    if runs(Part::Blocks) {
+        blocks(system, &servers)?;
+    }
+    if runs(Part::Files) {
+        files::run(system, &servers)?;
+    }
+    println!("guest power: PASSED, and the server that drops flushes was caught");
+    Ok(())
+}
+
+fn blocks(system: &System, servers: &Servers) -> Result<()> {
+    let outcome = cut(system, &servers.normal).context("guest power, normal build")?;
     println!("normal build: {outcome}");
-    let dropping = cut(system, &super::build_byway_that_drops_flushes()?).context("guest power, drop-flushes")?;
+    let dropping = cut(system, &servers.dropping).context("guest power, drop-flushes")?;
     println!("drop-flushes: {dropping}");
     if !outcome.lost.is_empty() {
         bail!("guest power: FAILED, acknowledged groups are lost: {:?}", outcome.lost);
@@ -36,7 +71,6 @@ pub fn run(system: &System) -> Result<()> {
     if dropping.lost.is_empty() {
         bail!("guest power: FAILED, a server that drops flushes was not caught, so that this test shows nothing");
     }
-    println!("guest power: PASSED, and the server that drops flushes was caught");
     Ok(())
 }
 
@@ -88,7 +122,7 @@ fn write(system: &System, byway: &Path, disk: &PathBuf) -> Result<usize> {
     if let Some(status) = ending.status {
         bail!("the power was not cut: the script ended with status {status}");
     }
-    let acknowledged = count_acknowledged(&ending.lines);
+    let acknowledged = count_acknowledged(&ending.lines, "acknowledged ");
     ensure!(
         (ACKNOWLEDGED_LEAST..groups::GROUPS).contains(&acknowledged),
         "{acknowledged} groups were acknowledged before the cut, not {ACKNOWLEDGED_LEAST} to {}",
@@ -97,9 +131,9 @@ fn write(system: &System, byway: &Path, disk: &PathBuf) -> Result<usize> {
     Ok(acknowledged)
 }
 
-/// Groups are acknowledged in order: the first number that is missing, or cut short, ends the count.
-fn count_acknowledged(lines: &[String]) -> usize {
-    let numbers = lines.iter().filter_map(|line| line.strip_prefix("acknowledged ")?.parse::<usize>().ok());
+/// Acknowledgements are in order: the first number that is missing, or cut short, ends the count of those with this prefix.
+fn count_acknowledged(lines: &[String], prefix: &str) -> usize {
+    let numbers = lines.iter().filter_map(|line| line.strip_prefix(prefix)?.parse::<usize>().ok());
     numbers.zip(0..).take_while(|(number, expected)| number == expected).count()
 }
 
@@ -116,9 +150,10 @@ mod tests {
     #[test]
     fn the_count_ends_where_the_console_does() {
         let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();
-        assert_eq!(count_acknowledged(&lines("Connected\nacknowledged 0\nacknowledged 1\nackno")), 2);
-        assert_eq!(count_acknowledged(&lines("acknowledged 0\nacknowledged 2")), 1);
-        assert_eq!(count_acknowledged(&lines("acknowledged 0\nacknowledged ")), 1);
-        assert_eq!(count_acknowledged(&[]), 0);
+        let count = |text: &str| count_acknowledged(&lines(text), "acknowledged ");
+        assert_eq!(count("Connected\nacknowledged 0\nname 1\nacknowledged 1\nackno"), 2);
+        assert_eq!(count("acknowledged 0\nacknowledged 2"), 1);
+        assert_eq!(count("acknowledged 0\nacknowledged "), 1);
+        assert_eq!(count(""), 0);
     }
 }

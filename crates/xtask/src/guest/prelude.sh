@@ -2,7 +2,7 @@
 # Ends the script with what is said, and what byway and the kernel have said.
 fail() {
     echo "FAILED: $*"
-    for log in server copy; do
+    for log in server copy mount; do
         [ ! -e "/run/$log.log" ] || { echo "--- $log:"; tail -n 100 "/run/$log.log"; }
     done
     echo "--- kernel:"
