@@ -1,6 +1,6 @@
 //! Mounts that cache, under changes of all kinds at the same moment: none shows old state, and no lock is held twice.
 //!
-//! 10 s each; with `BYWAY_LONG=1` 10 minutes, or as many seconds as `BYWAY_TORTURE_SECONDS` says.
+//! 10 s each; with `BYWAY_LONG=1` 20 minutes, or as many seconds as `BYWAY_TORTURE_SECONDS` says.
 
 use std::fs::{File, TryLockError};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,7 +17,7 @@ use byway_e2e::{
 /// How long it goes on.
 fn lasts() -> Duration {
     let seconds = std::env::var("BYWAY_TORTURE_SECONDS").ok().map(|text| text.parse().expect("a number of seconds"));
-    let default = if std::env::var_os("BYWAY_LONG").is_some() { 600 } else { 10 };
+    let default = if std::env::var_os("BYWAY_LONG").is_some() { 1200 } else { 10 };
     Duration::from_secs(seconds.unwrap_or(default))
 }
 
