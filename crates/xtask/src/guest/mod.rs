@@ -1,10 +1,11 @@
 //! `cargo xtask guest`: byway under a stock kernel that a test may crash.
 //!
-//! Five things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
+//! Six things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
 //! is served well (its module may be missing, and attaching needs root), that volumes are attached by ublk, that what was
-//! acknowledged survives the loss of power, and that RDMA and memory of PCI devices work, where there
-//! is no such device. So Debian's 6.12 kernel boots in qemu, emulated so that it runs alike on every
-//! machine, with an initramfs that holds the release binary and one shell script.
+//! acknowledged survives the loss of power, that RDMA and memory of PCI devices work, where there
+//! is no such device, and that quotas hold, which its kernel may not have.
+//! So Debian's 6.12 kernel boots in qemu, emulated so that it runs alike on every
+//! machine, with an initramfs that holds byway and one shell script.
 //! Nothing is installed, no network is attached, nothing outside the guest's folder is written.
 //! Speeds seen in emulation say nothing.
 
@@ -19,6 +20,7 @@ mod nbd;
 mod p2p;
 mod p2p_kernel;
 mod power;
+mod quota;
 mod rdma;
 mod setup;
 mod unit;
@@ -45,6 +47,8 @@ pub enum Task {
         #[arg(long)]
         only: Option<power::Part>,
     },
+    /// Use up a user's quota on ext4 and xfs through a mount of a share: the write that finds none left fails with EDQUOT.
+    Quota,
     /// Move data between two RDMA devices of software: messages, writes, reads, wrong keys, a killed peer.
     Rdma {
         /// Only this part of it.
@@ -65,6 +69,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Nbd => nbd::run(&system)?,
         Task::Attach => attach::run(&system)?,
         Task::Power { only } => power::run(&system, *only)?,
+        Task::Quota => quota::run(&system)?,
         Task::Rdma { only } => rdma::run(&system, *only)?,
         Task::P2p => p2p::run(&system)?,
         Task::Unit => unit::run(&system)?,
@@ -78,6 +83,7 @@ pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
     run(&Task::Attach)?;
     run(&Task::Power { only: None })?;
+    run(&Task::Quota)?;
     run(&Task::Rdma { only: None })?;
     run(&Task::P2p)?;
     run(&Task::Unit)
