@@ -88,7 +88,7 @@ impl VolumeFile {
             Ok(parsed) => match self.session.receive(&parsed) {
                 Step::Welcome(out) => self.reply(parsed.unique, Ok(&[out.as_bytes()])),
                 Step::Refuse(errno) => self.reply(parsed.unique, Err(errno)),
-                Step::Serve => {
+                Step::Serve { .. } => {
                     let left = self.request(&parsed, &frame, &requests.info);
                     self.submit_left(parsed.unique, left, frame, requests);
                     self.joined = joined;

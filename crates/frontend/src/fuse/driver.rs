@@ -43,7 +43,7 @@ pub trait Filesystem: Send + Sync + 'static {
     fn forget(&self, node: u64, lookups: u64);
 
     /// The caller of the request of that [`Parsed::unique`], which waits for a lock, was interrupted: its reply should come soon,
-    /// with `EINTR`. It may have come already.
+    /// with `EINTR`. It may have come already. The driver calls this only when [`Filesystem::request`] has returned for it.
     fn interrupt(&self, unique: u64) {
         let _ = unique;
     }
@@ -206,7 +206,7 @@ impl Driver {
     ) -> Result<Self, DriverError> {
         let threads = channels.len();
         let shared = Arc::new(Shared {
-            handoff: Handoff::new(Arc::clone(&filesystem), threads / 2),
+            handoff: Handoff::new(threads / 2),
             filesystem,
             session: Mutex::new(session),
             changed: Condvar::new(),
@@ -311,8 +311,8 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
         Step::Interrupt(unique) => shared.filesystem.interrupt(unique),
         Step::End => answer(channel, unique, Ok(&[])),
         Step::Nothing => {}
-        Step::Serve => {
-            let reply = Reply { shared: Arc::clone(shared), channel: Arc::clone(channel), unique, answered: false };
+        Step::Serve { waits_for_lock } => {
+            let reply = Reply::new(shared, channel, unique, waits_for_lock);
             let may_wait = shared.filesystem.may_wait(&parsed.operation);
             let (bytes, rest) = match buffer.small_copy() {
                 Some(copy) => (RequestBytes::Copied(copy), Some(buffer)),
@@ -322,12 +322,31 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
             if may_wait {
                 shared.handoff.serve(Request { bytes }, reply);
             } else {
-                shared.filesystem.request(Request { bytes }, reply);
+                hand_over(Request { bytes }, reply);
             }
             return rest;
         }
     }
     Some(buffer)
+}
+
+/// Hands a request to the file system. An interrupt that came since the request was read comes behind it.
+fn hand_over(request: Request, reply: Reply) {
+    let (shared, unique, waits_for_lock) = (Arc::clone(&reply.shared), reply.unique, reply.waits_for_lock);
+    shared.filesystem.request(request, reply);
+    if !waits_for_lock {
+        return;
+    }
+    let (is_interrupted, is_waited_for) = {
+        let mut session = shared.session();
+        (session.end_handing(unique), session.reading() != Reading::GoesOn)
+    };
+    if is_interrupted {
+        shared.filesystem.interrupt(unique);
+    }
+    if is_waited_for {
+        shared.changed.notify_all();
+    }
 }
 
 fn answer(channel: &Channel, unique: u64, with: Result<&[&[u8]], i32>) {
@@ -348,10 +367,16 @@ pub struct Reply {
     shared: Arc<Shared>,
     channel: Arc<Channel>,
     unique: u64,
+    waits_for_lock: bool,
     answered: bool,
 }
 
 impl Reply {
+    fn new(shared: &Arc<Shared>, channel: &Arc<Channel>, unique: u64, waits_for_lock: bool) -> Self {
+        let (shared, channel) = (Arc::clone(shared), Arc::clone(channel));
+        Self { shared, channel, unique, waits_for_lock, answered: false }
+    }
+
     /// The request's number.
     pub fn unique(&self) -> u64 {
         self.unique

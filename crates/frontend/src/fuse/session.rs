@@ -72,8 +72,12 @@ pub enum Step {
     Welcome(InitOut),
     /// Answer with this errno (positive).
     Refuse(i32),
-    /// The file system answers, and [`Session::finish`] is called with the request's number.
-    Serve,
+    /// The file system answers, and [`Session::finish`] is called with the request's number. If it waits for a lock,
+    /// [`Session::end_handing`] is called when the file system has it.
+    Serve {
+        /// The request may wait for a lock, without a limit.
+        waits_for_lock: bool,
+    },
     /// The file system is told, and does not answer.
     Tell,
     /// The file system is told that the request of that number was interrupted. No answer.
@@ -89,6 +93,17 @@ const EIO: i32 = 5;
 const ENOLCK: i32 = 37;
 const EPROTO: i32 = 71;
 
+/// A request that the file system has not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum UnderWay {
+    /// Its answer comes soon.
+    Answering,
+    /// It waits for a lock, and the file system is about to take it: told of an interrupt now, it would not know the request.
+    Handing { is_interrupted: bool },
+    /// It waits for a lock.
+    Waiting,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Session {
@@ -98,8 +113,10 @@ pub struct Session {
     reading: Reading,
     /// Threads that read a request or hand it to the file system.
     readers: usize,
-    /// Requests that the file system has not answered, and whether they wait for a lock.
-    under_way: HashMap<u64, bool>,
+    /// Requests that the file system has not answered.
+    under_way: HashMap<u64, UnderWay>,
+    /// Requests for locks that are on their way to the file system.
+    handing: usize,
     locks_waiting: usize,
     /// Requests that were interrupted and are not under way: not brought here yet, or answered. The oldest is first.
     interrupted: VecDeque<u64>,
@@ -115,6 +132,7 @@ impl Session {
             reading: Reading::GoesOn,
             readers: 0,
             under_way: HashMap::new(),
+            handing: 0,
             locks_waiting: 0,
             interrupted: VecDeque::new(),
         }
@@ -152,7 +170,7 @@ impl Session {
 
     /// Whether a thread reads a request or hands it to the file system.
     pub fn has_readers(&self) -> bool {
-        self.readers > 0
+        self.readers > 0 || self.handing > 0
     }
 
     /// What was agreed; `None` before INIT.
@@ -189,9 +207,13 @@ impl Session {
                 self.ended = true;
                 Step::End
             }
-            Operation::Interrupt { unique } => match self.under_way.get(&unique) {
-                Some(true) => Step::Interrupt(unique),
-                Some(false) => Step::Nothing,
+            Operation::Interrupt { unique } => match self.under_way.get_mut(&unique) {
+                Some(UnderWay::Waiting) => Step::Interrupt(unique),
+                Some(UnderWay::Handing { is_interrupted }) => {
+                    *is_interrupted = true;
+                    Step::Nothing
+                }
+                Some(UnderWay::Answering) => Step::Nothing,
                 // Another thread has read the request and not brought it here yet; or it was answered. EAGAIN would have the
                 // kernel send the interrupt again, but not where the request was read over another channel of the mount.
                 None => {
@@ -204,29 +226,50 @@ impl Session {
             },
             _ if self.terms.is_none() || self.ended => Step::Refuse(EIO),
             operation => {
-                let waits = matches!(operation, Operation::SetLock { wait: true, .. });
+                let waits_for_lock = matches!(operation, Operation::SetLock { wait: true, .. });
                 if let Some(at) = self.interrupted.iter().position(|number| *number == request.unique) {
                     self.interrupted.remove(at);
-                    if waits {
+                    if waits_for_lock {
                         return Step::Refuse(EINTR);
                     }
                 }
-                if waits && self.locks_waiting >= FUSE_LOCKS_WAITING_MAX {
+                if waits_for_lock && self.locks_waiting >= FUSE_LOCKS_WAITING_MAX {
                     return Step::Refuse(ENOLCK);
                 }
-                self.locks_waiting += usize::from(waits);
                 // The kernel gives no number twice; should it, there is one answer to come.
-                let before = self.under_way.insert(request.unique, waits);
-                self.locks_waiting -= usize::from(before == Some(true));
-                Step::Serve
+                self.finish(request.unique);
+                self.locks_waiting += usize::from(waits_for_lock);
+                self.handing += usize::from(waits_for_lock);
+                let handing = UnderWay::Handing { is_interrupted: false };
+                self.under_way.insert(request.unique, if waits_for_lock { handing } else { UnderWay::Answering });
+                Step::Serve { waits_for_lock }
             }
         }
     }
 
+    /// The file system has a request that waits for a lock. True: the request was interrupted before, and the file system is to be
+    /// told so.
+    pub fn end_handing(&mut self, unique: u64) -> bool {
+        self.handing -= 1;
+        match self.under_way.get_mut(&unique) {
+            Some(state @ &mut UnderWay::Handing { is_interrupted }) => {
+                *state = UnderWay::Waiting;
+                is_interrupted
+            }
+            _ => false,
+        }
+    }
+
+    /// Whether a request was interrupted and its file system was not told.
+    pub fn is_interrupted(&self, unique: u64) -> bool {
+        self.under_way.get(&unique) == Some(&UnderWay::Handing { is_interrupted: true })
+            || self.interrupted.contains(&unique)
+    }
+
     /// Notes that a request was answered.
     pub fn finish(&mut self, unique: u64) {
-        if let Some(waited) = self.under_way.remove(&unique) {
-            self.locks_waiting -= usize::from(waited);
+        if let Some(state) = self.under_way.remove(&unique) {
+            self.locks_waiting -= usize::from(state != UnderWay::Answering);
         }
     }
 
@@ -295,6 +338,9 @@ mod tests {
     use super::*;
     use crate::fuse::request::Caller;
 
+    const ANSWER: Step = Step::Serve { waits_for_lock: false };
+    const LOCK: Step = Step::Serve { waits_for_lock: true };
+
     fn asked(unique: u64, operation: Operation<'_>) -> Parsed<'_> {
         Parsed { unique, node: 1, caller: Caller { uid: 0, gid: 0, pid: 1 }, operation }
     }
@@ -339,15 +385,16 @@ mod tests {
         assert_eq!(session.receive(&asked(4, Operation::Init(InitIn { minor: 30, ..kernel() }))), Step::Refuse(EPROTO));
         assert_eq!(session.receive(&asked(6, Operation::StatFs)), Step::Refuse(EIO), "before INIT");
         assert!(matches!(session.receive(&asked(8, Operation::Init(kernel()))), Step::Welcome(_)));
-        assert_eq!(session.receive(&asked(10, Operation::StatFs)), Step::Serve);
+        assert_eq!(session.receive(&asked(10, Operation::StatFs)), ANSWER);
     }
 
     #[test]
     fn interrupts_reach_only_what_waits_for_a_lock() {
         let mut session = running();
         let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
-        assert_eq!(session.receive(&asked(4, lock)), Step::Serve);
-        assert_eq!(session.receive(&asked(6, Operation::StatFs)), Step::Serve);
+        assert_eq!(session.receive(&asked(4, lock)), LOCK);
+        assert!(!session.end_handing(4));
+        assert_eq!(session.receive(&asked(6, Operation::StatFs)), ANSWER);
         let interrupt = |unique| asked(5, Operation::Interrupt { unique });
         assert_eq!(session.receive(&interrupt(4)), Step::Interrupt(4));
         assert_eq!(session.receive(&interrupt(6)), Step::Nothing);
@@ -365,14 +412,33 @@ mod tests {
             assert_eq!(session.receive(&interrupt(unique)), Step::Nothing);
         }
         assert_eq!(session.receive(&asked(8, lock)), Step::Refuse(EINTR));
-        assert_eq!(session.receive(&asked(10, Operation::StatFs)), Step::Serve, "it does not wait for a lock");
+        assert_eq!(session.receive(&asked(10, Operation::StatFs)), ANSWER, "it does not wait for a lock");
         assert_eq!(session.under_way(), 1);
         // The oldest is forgotten: it was answered, for all that is known.
         for unique in 0..=FUSE_INTERRUPTS_MAX as u64 {
             session.receive(&interrupt(100 + 2 * unique));
         }
-        assert_eq!(session.receive(&asked(100, lock)), Step::Serve);
+        assert_eq!(session.receive(&asked(100, lock)), LOCK);
         assert_eq!(session.receive(&asked(102, lock)), Step::Refuse(EINTR));
+    }
+
+    #[test]
+    fn an_interrupt_waits_until_the_file_system_has_the_request() {
+        let mut session = running();
+        let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
+        let interrupt = |unique| asked(5, Operation::Interrupt { unique });
+        assert_eq!(session.receive(&asked(4, lock)), LOCK);
+        assert!(session.has_readers(), "the mount does not pause meanwhile");
+        assert_eq!(session.receive(&interrupt(4)), Step::Nothing);
+        assert!(session.is_interrupted(4) && session.end_handing(4), "told now");
+        assert!(!session.has_readers() && !session.is_interrupted(4));
+        assert_eq!(session.receive(&interrupt(4)), Step::Interrupt(4));
+
+        // Answered before the file system's function has returned: nothing to tell.
+        assert_eq!(session.receive(&asked(6, lock)), LOCK);
+        assert_eq!(session.receive(&interrupt(6)), Step::Nothing);
+        session.finish(6);
+        assert!(!session.end_handing(6) && !session.has_readers());
     }
 
     #[test]
@@ -380,10 +446,10 @@ mod tests {
         let mut session = running();
         let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
         let waiting = (0..FUSE_LOCKS_WAITING_MAX as u64).map(|n| session.receive(&asked(2 * n + 100, lock)));
-        assert!(waiting.collect::<Vec<_>>().into_iter().all(|step| step == Step::Serve));
+        assert!(waiting.collect::<Vec<_>>().into_iter().all(|step| step == LOCK));
         assert_eq!(session.receive(&asked(4, lock)), Step::Refuse(ENOLCK));
         session.finish(100);
-        assert_eq!(session.receive(&asked(4, lock)), Step::Serve);
+        assert_eq!(session.receive(&asked(4, lock)), LOCK);
         assert!(!session.is_full());
         for unique in 0..FUSE_REQUESTS_MAX as u64 {
             session.receive(&asked(1_000_000 + unique, Operation::StatFs));

@@ -29,6 +29,9 @@ const FILE_BYTES: u64 = 4 << 20;
 struct StalledFile {
     reads: Mutex<Vec<(u32, Reply)>>,
     locks: Mutex<HashMap<u64, Reply>>,
+    /// Requests for locks that came. While the test has `locks_gate`, each keeps the thread that brought it, and is not in `locks` yet.
+    locks_coming: AtomicU8,
+    locks_gate: Mutex<()>,
     /// Of each write: its length, and where its bytes lay.
     writes: Mutex<Vec<(usize, usize)>>,
     ended: OnceLock<()>,
@@ -79,6 +82,8 @@ impl Filesystem for StalledFile {
                 reply.written(write.data.len() as u32);
             }
             Operation::SetLock { wait: true, .. } => {
+                self.locks_coming.fetch_add(1, Ordering::SeqCst);
+                drop(self.locks_gate.lock().unwrap());
                 self.locks.lock().unwrap().insert(parsed.unique, reply);
             }
             Operation::SetAttr(_) => {
@@ -154,6 +159,28 @@ fn a_signal_reaches_what_waits_for_a_lock() {
     let mut waiter = Command::new("flock").arg(mount.path().join("file")).arg("true").spawn().unwrap();
     until("its lock request", || (!files.locks.lock().unwrap().is_empty()).then_some(()));
     kill_process(Pid::from_child(&waiter), Signal::TERM).unwrap();
+    let status = until("its end", || waiter.try_wait().unwrap());
+    assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::TERM.as_raw()));
+    assert!(files.locks.lock().unwrap().is_empty(), "the file system was told");
+}
+
+#[test]
+fn a_signal_reaches_what_is_about_to_wait_for_a_lock() {
+    let Some((files, mount)) = stalled(Wishes { locks: true, ..Wishes::default() }) else { return };
+    if !std::path::Path::new("/usr/bin/flock").is_file() {
+        return byway_skip::skip_this(byway_skip::SkipReason::MissingTool("flock"));
+    }
+    let held_back = files.locks_gate.lock().unwrap();
+    let mut waiter = Command::new("flock").arg(mount.path().join("file")).arg("true").spawn().unwrap();
+    until("its lock request", || (files.locks_coming.load(Ordering::SeqCst) > 0).then_some(()));
+    kill_process(Pid::from_child(&waiter), Signal::TERM).unwrap();
+    // The kernel has queued the interrupt when it makes the process wait for the reply alone, and sends it before other requests.
+    let stat = format!("/proc/{}/stat", waiter.id());
+    until("the interrupt", || std::fs::read_to_string(&stat).unwrap().contains(") D ").then_some(()));
+    for _ in 0..2 * THREADS {
+        std::fs::metadata(mount.path().join("other")).unwrap();
+    }
+    drop(held_back);
     let status = until("its end", || waiter.try_wait().unwrap());
     assert_eq!(std::os::unix::process::ExitStatusExt::signal(&status), Some(Signal::TERM.as_raw()));
     assert!(files.locks.lock().unwrap().is_empty(), "the file system was told");

@@ -7,14 +7,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-use super::{Filesystem, Reply, Request, notify};
+use super::{Reply, Request, hand_over, notify};
 use crate::limits::FUSE_WAITING_THREADS_MAX;
 
 type Job = (Request, Reply);
 
 /// See the module. The queue is bounded by the requests under way ([`FUSE_REQUESTS_MAX`](crate::limits::FUSE_REQUESTS_MAX)).
 pub(super) struct Handoff {
-    filesystem: Arc<dyn Filesystem>,
     /// Reading threads that may serve such requests at a time.
     readers_max: usize,
     state: Mutex<State>,
@@ -31,8 +30,8 @@ struct State {
 }
 
 impl Handoff {
-    pub(super) fn new(filesystem: Arc<dyn Filesystem>, readers_max: usize) -> Arc<Self> {
-        Arc::new(Self { filesystem, readers_max, state: Mutex::default(), changed: Condvar::new() })
+    pub(super) fn new(readers_max: usize) -> Arc<Self> {
+        Arc::new(Self { readers_max, state: Mutex::default(), changed: Condvar::new() })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -43,13 +42,13 @@ impl Handoff {
     pub(super) fn serve(self: &Arc<Self>, request: Request, reply: Reply) {
         let mut state = self.state();
         if state.readers >= self.readers_max || !state.queue.is_empty() {
-            return self.hand_over(state, (request, reply));
+            return self.queue(state, (request, reply));
         }
         state.readers += 1;
         drop(state);
         let mut next = Some((request, reply));
         while let Some((request, reply)) = next {
-            self.filesystem.request(request, reply);
+            hand_over(request, reply);
             let mut state = self.state();
             next = state.queue.pop_front();
             if next.is_none() {
@@ -58,7 +57,7 @@ impl Handoff {
         }
     }
 
-    fn hand_over(self: &Arc<Self>, mut state: MutexGuard<'_, State>, job: Job) {
+    fn queue(self: &Arc<Self>, mut state: MutexGuard<'_, State>, job: Job) {
         if state.idle <= state.queue.len() && state.threads.len() < FUSE_WAITING_THREADS_MAX {
             let this = Arc::clone(self);
             let name = format!("fuse-wait-{}", state.threads.len());
@@ -67,7 +66,7 @@ impl Handoff {
                 // This thread serves the request, and reads no other meanwhile.
                 Err(_) if state.threads.is_empty() => {
                     drop(state);
-                    return self.filesystem.request(job.0, job.1);
+                    return hand_over(job.0, job.1);
                 }
                 Err(_) => {}
             }
@@ -83,7 +82,7 @@ impl Handoff {
         loop {
             if let Some((request, reply)) = state.queue.pop_front() {
                 drop(state);
-                self.filesystem.request(request, reply);
+                hand_over(request, reply);
                 state = self.state();
             } else if state.has_ended {
                 return;

@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use byway_reactor::Errno;
+
 use super::super::channel::Channel;
 use super::super::request::parse;
 use super::super::session::{Reading, Session, Step, Terms, Wishes};
@@ -226,8 +228,8 @@ fn serve_again(shared: &Arc<Shared>, channel: &Arc<Channel>, bytes: Vec<u8>) {
     let unique = parsed.unique;
     let step = shared.session().receive(&parsed);
     match step {
-        Step::Serve => {
-            let reply = Reply { shared: Arc::clone(shared), channel: Arc::clone(channel), unique, answered: false };
+        Step::Serve { waits_for_lock } => {
+            let reply = Reply::new(shared, channel, unique, waits_for_lock);
             shared.handoff.serve(Request { bytes: RequestBytes::Copied(bytes) }, reply);
         }
         Step::Refuse(errno) => super::answer(channel, unique, Err(errno)),
@@ -236,8 +238,13 @@ fn serve_again(shared: &Arc<Shared>, channel: &Arc<Channel>, bytes: Vec<u8>) {
 }
 
 impl Reply {
-    /// Gives the request back while the driver pauses: it comes again, here or in another process.
+    /// Gives the request back while the driver pauses: it comes again, here or in another process. One whose caller was interrupted is
+    /// answered with `EINTR` instead.
     pub fn keep(mut self, request: &Request) {
+        let is_interrupted = self.shared.session().is_interrupted(self.unique);
+        if is_interrupted {
+            return self.error(Errno::INTR);
+        }
         self.answered = true;
         let kept = (Arc::clone(&self.channel), request.bytes().to_vec());
         self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
