@@ -92,6 +92,7 @@ impl From<SubmitError> for Code {
     fn from(error: SubmitError) -> Self {
         Self(match error {
             SubmitError::Forked => BYWAY_E_FORKED,
+            SubmitError::Panicked => BYWAY_E_BUG,
             SubmitError::Busy | SubmitError::Borrowed => BYWAY_E_BUSY,
             SubmitError::NoSession => BYWAY_E_NO_SESSION,
             SubmitError::Ended(_) | SubmitError::CallerGone => BYWAY_E_ENDED,
@@ -127,6 +128,7 @@ impl From<WaitError> for Code {
             WaitError::Taken => BYWAY_E_TAKEN,
             WaitError::OtherNode => BYWAY_E_OTHER_NODE,
             WaitError::Forked => BYWAY_E_FORKED,
+            WaitError::Panicked => BYWAY_E_BUG,
             WaitError::Io(_) => BYWAY_E_SYSTEM,
             _ => UNKNOWN,
         })

@@ -13,6 +13,12 @@ pub enum SubmitError {
     /// This is the child of a fork: the node is its parent's. Open another.
     #[error("this process is a child of the one that opened the node; open another node")]
     Forked,
+    /// A thread panicked while it turned the node's loop, so that the loop's state is no longer whole. A bug of byway, or of the node's
+    /// [`Layer`](super::Layer). Open another node.
+    #[error(
+        "a thread of this process panicked inside the node (a bug of byway or of a protocol on it); open another node"
+    )]
+    Panicked,
     /// Too many operations, or messages that wait for credit: wait for one to end.
     #[error("too many operations are in flight; wait for some to end")]
     Busy,
@@ -108,6 +114,11 @@ pub enum WaitError {
     /// See [`SubmitError::Forked`].
     #[error("this process is a child of the one that opened the node; open another node")]
     Forked,
+    /// See [`SubmitError::Panicked`]. The operation does not end.
+    #[error(
+        "a thread of this process panicked inside the node (a bug of byway or of a protocol on it); open another node"
+    )]
+    Panicked,
     /// The kernel does not let the node wait any more: it is unusable.
     #[error("the node cannot wait: {0}")]
     Io(Errno),

@@ -191,11 +191,15 @@ impl Group {
         for waiter in state.waiters.drain(..) {
             waiter.wake();
         }
-        let origin = state.origin;
-        if let Some(result) = state.result.take() {
+        let (origin, is_driven) = (state.origin, std::mem::take(&mut state.is_driven));
+        let result = state.result.take();
+        let has_ended = result.is_some();
+        if let Some(result) = result {
             shared.ops.remove(slot);
             shared.groups.completed(self.slot, context, origin, result);
-            // Its waiter may be the thread that drives the loop, and sleep there.
+        }
+        // A waiter of the group or of the operation may be the thread that drives the loop, and sleep there.
+        if has_ended || is_driven {
             self.node.inner.nudge(tables);
         }
         Ok(id)

@@ -31,6 +31,18 @@ impl<T> Lock<T> {
     }
 }
 
+impl<T> Lock<T> {
+    /// As [`Self::try_lock`]; never again once a holder has panicked.
+    pub(super) fn try_lock_whole(&self) -> Option<MutexGuard<'_, T>> {
+        if self.is_poisoned() { None } else { self.try_lock().filter(|_| !self.is_poisoned()) }
+    }
+
+    /// Whether a holder has panicked.
+    pub(super) fn is_poisoned(&self) -> bool {
+        self.0.is_poisoned()
+    }
+}
+
 /// What a thread has done for nodes since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {

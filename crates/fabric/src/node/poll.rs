@@ -158,8 +158,7 @@ impl Node {
             inner.tell_poll(shared);
             return Ok(news);
         };
-        engine.settle(&mut shared);
-        drop(shared);
+        engine.take_commands(shared);
         let turned = inner.turn_until_quiet(&mut engine);
         let mut shared = inner.settle(&mut engine);
         // What a thread has taken is not signalled to it again.

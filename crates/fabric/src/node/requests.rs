@@ -441,7 +441,7 @@ impl Node {
             let mut shared = self.inner.lock()?;
             shared.commands.push_back(Command::Count { tell });
             self.inner.nudge(shared);
-            // A thread that panics while it turns the loop tells nothing.
+            // A thread that panics while it turns the loop tells nothing: the node says so next.
             if let Ok(held) = told.recv() {
                 break held;
             }
@@ -468,7 +468,10 @@ fn hold(node: &Node, segments: &[Segment<'_>]) -> Result<(HeldSegments, usize), 
 }
 
 impl From<SubmitError> for WaitError {
-    fn from(_: SubmitError) -> Self {
-        Self::Forked
+    fn from(error: SubmitError) -> Self {
+        match error {
+            SubmitError::Panicked => Self::Panicked,
+            _ => Self::Forked,
+        }
     }
 }

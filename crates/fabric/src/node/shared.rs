@@ -56,6 +56,8 @@ pub(super) struct OpState {
     /// Where the result goes, and what it is called there.
     pub(super) group: Option<(GroupSlot, u64)>,
     pub(super) waiters: Vec<Arc<Parker>>,
+    /// The thread that turns the loop waits for it.
+    pub(super) is_driven: bool,
 }
 
 #[derive(Debug)]
@@ -130,7 +132,14 @@ impl Shared {
     /// As [`Self::begin`], of what only frees: it is not refused. There are no more of them than windows.
     pub(super) fn begin_beyond(&mut self, kind: OpKind) -> OpSlot {
         let origin = Origin { kind, came: 0 };
-        self.ops.insert(OpState { origin, result: None, detached: false, group: None, waiters: Vec::new() })
+        self.ops.insert(OpState {
+            origin,
+            result: None,
+            detached: false,
+            group: None,
+            waiters: Vec::new(),
+            is_driven: false,
+        })
     }
 
     /// The end of an operation; of one that has ended nothing happens.
@@ -210,6 +219,13 @@ impl Shared {
             self.commands.push_back(Command::Close { session });
         }
         is_left
+    }
+
+    /// Whether the thread that turns the loop waits for an operation.
+    pub(super) fn set_driven(&mut self, op: OpSlot, is_driven: bool) {
+        if let Some(state) = self.ops.get_mut(op) {
+            state.is_driven = is_driven;
+        }
     }
 
     /// Whether an operation is under way.

@@ -5,7 +5,11 @@
 //! tried. That of the *tables* is held for moments. The engine is tried and released only with the tables locked. So a thread that
 //! finds the engine taken leaves its command in the tables, or enters itself there and sleeps, before the driver can release the
 //! engine; and the driver releases it only when no command is left, and wakes one of the sleepers to drive the loop in its place.
+//!
+//! If the driver panics, the loop's state is no longer whole and no thread drives it again: all sleepers are woken, and each wait and
+//! each new operation fails with `Panicked`.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -146,9 +150,48 @@ impl On<'_> {
     /// The thread that waits turns the loop from now on, or does so no longer.
     fn set_driven(self, shared: &mut Shared, is_driven: bool) {
         match self {
-            // Whatever ends one of them is for this thread.
-            On::Ops(_) => {}
+            // What ends one of them is for this thread; a group that takes one must tell it.
+            On::Ops(ops) => ops.iter().for_each(|op| shared.set_driven(op.slot, is_driven)),
             On::Group(group) => shared.groups.set_driven(group, is_driven),
+        }
+    }
+}
+
+/// The engine, while a thread drives the loop.
+pub(super) struct Driver<'a> {
+    inner: &'a Inner,
+    /// None while this is dropped.
+    engine: Option<MutexGuard<'a, Engine>>,
+}
+
+impl Driver<'_> {
+    /// Takes the commands out of the tables, and writes there what has ended. The tables are unlocked, also by a panic: before the
+    /// engine, whose end locks them.
+    pub(super) fn take_commands(&mut self, mut shared: MutexGuard<'_, Shared>) {
+        self.settle(&mut shared);
+    }
+}
+
+impl Deref for Driver<'_> {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        self.engine.as_ref().expect("only the end of the driver takes it")
+    }
+}
+
+impl DerefMut for Driver<'_> {
+    fn deref_mut(&mut self) -> &mut Engine {
+        self.engine.as_mut().expect("only the end of the driver takes it")
+    }
+}
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        // The mutex notes a panic when it is unlocked.
+        self.engine = None;
+        if self.inner.has_panicked() {
+            self.inner.end_waits();
         }
     }
 }
@@ -159,7 +202,26 @@ impl Inner {
         if self.mark.is_child() {
             return Err(SubmitError::Forked);
         }
-        Ok(self.tables())
+        let shared = self.tables();
+        // With the tables locked: what is entered after a panic, no thread would take out.
+        if self.has_panicked() { Err(SubmitError::Panicked) } else { Ok(shared) }
+    }
+
+    /// Whether a thread has panicked while it drove the loop.
+    fn has_panicked(&self) -> bool {
+        self.engine.is_poisoned()
+    }
+
+    /// Wakes all threads that wait for something of the loop, which it does not do any more.
+    fn end_waits(&self) {
+        let mut shared = self.tables();
+        // Who waits for one of these to run is told by its end.
+        shared.commands.clear();
+        for follower in std::mem::take(&mut shared.followers) {
+            follower.wake();
+        }
+        drop(shared);
+        self.signal_poll();
     }
 
     fn tables(&self) -> MutexGuard<'_, Shared> {
@@ -171,9 +233,9 @@ impl Inner {
         self.home.is_some_and(|home| home != std::thread::current().id())
     }
 
-    pub(super) fn try_engine(&self) -> Option<MutexGuard<'_, Engine>> {
+    pub(super) fn try_engine(&self) -> Option<Driver<'_>> {
         assert!(!self.is_away(), "a node on a simulated loop belongs to the thread that made it");
-        self.engine.try_lock()
+        Some(Driver { inner: self, engine: Some(self.engine.try_lock_whole()?) })
     }
 
     /// Has the thread that drives the loop look at the tables.
@@ -184,13 +246,12 @@ impl Inner {
 
     /// There are new commands in the tables, or something for the driver to look at: takes them to the loop, or has the thread that
     /// drives it do so.
-    pub(super) fn nudge(&self, mut shared: MutexGuard<'_, Shared>) {
+    pub(super) fn nudge(&self, shared: MutexGuard<'_, Shared>) {
         let Some(mut engine) = self.try_engine() else {
             drop(shared);
             return self.wake_driver();
         };
-        engine.settle(&mut shared);
-        drop(shared);
+        engine.take_commands(shared);
         engine.reap_known();
         engine.pass_on();
         let shared = self.settle(&mut engine);
@@ -205,7 +266,7 @@ impl Inner {
     }
 
     /// Releases the engine when it has done all that was asked for, and offers it to a thread that sleeps.
-    pub(super) fn release_engine<'a>(&'a self, mut engine: MutexGuard<'_, Engine>, mut shared: MutexGuard<'a, Shared>) {
+    pub(super) fn release_engine<'a>(&'a self, mut engine: Driver<'_>, mut shared: MutexGuard<'a, Shared>) {
         // Not with the tables locked: the kernel may copy what is sent. What it does not take now it takes with the next turn.
         if engine.has_unsubmitted() {
             drop(shared);
@@ -305,14 +366,14 @@ impl Inner {
             {
                 on.set_driven(&mut shared, true);
                 shared.drives = shared.drives.wrapping_add(1);
-                engine.settle(&mut shared);
-                drop(shared);
+                engine.take_commands(shared);
                 let (found, mut shared) = self.drive(&mut engine, deadline, &mut look);
                 on.set_driven(&mut shared, false);
                 self.release_engine(engine, shared);
                 return found;
             }
-            let found = found.map(Ok).or_else(|| deadline.has_passed().then_some(Err(WaitError::Deadline)));
+            let found = found.map(Ok).or_else(|| self.has_panicked().then_some(Err(WaitError::Panicked)));
+            let found = found.or_else(|| deadline.has_passed().then_some(Err(WaitError::Deadline)));
             if let Some(found) = found {
                 if was_offered {
                     offer_engine(&mut shared);
@@ -349,14 +410,18 @@ impl Inner {
             if let Some(found) = look(&mut shared) {
                 return Ok(found);
             }
+            if self.has_panicked() {
+                return Err(WaitError::Panicked);
+            }
             if deadline.has_passed() {
                 return Err(WaitError::Deadline);
             }
             let is_left_alone = drives_before == Some(shared.drives);
             if is_left_alone && let Some(mut engine) = self.try_engine() {
-                engine.settle(&mut shared);
-                drop(shared);
-                let (turned, shared) = self.drive(&mut engine, deadline, &mut |shared| Some(look(shared)));
+                shared.set_driven(op.slot, true);
+                engine.take_commands(shared);
+                let (turned, mut shared) = self.drive(&mut engine, deadline, &mut |shared| Some(look(shared)));
+                shared.set_driven(op.slot, false);
                 self.release_engine(engine, shared);
                 if let Some(found) = turned? {
                     return Ok(found);
@@ -417,3 +482,6 @@ impl Node {
         self.inner.wait(On::Group(group), deadline, take)
     }
 }
+
+#[cfg(test)]
+mod tests;

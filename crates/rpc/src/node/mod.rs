@@ -225,10 +225,13 @@ impl Rpc {
     /// The node's counters of its calls.
     ///
     /// # Errors
-    /// `Forked`: in a child of the process that opened the node.
+    /// `Forked`: in a child of the process that opened the node. `Panicked`.
     pub fn counters(&self) -> Result<RpcCounters, SubmitError> {
         // Whose news these are is told by `progress`.
-        self.node.turn().map_err(|_| SubmitError::Forked)?;
+        self.node.turn().map_err(|error| match error {
+            byway_fabric::node::WaitError::Panicked => SubmitError::Panicked,
+            _ => SubmitError::Forked,
+        })?;
         let tables = self.tables();
         Ok(RpcCounters { protocol: tables.calls.counters(), calls: tables.in_flight + tables.waiting.len() })
     }

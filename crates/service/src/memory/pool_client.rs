@@ -538,7 +538,7 @@ fn failed(error: &OpError) -> Failure {
 
 fn failure(error: SubmitError) -> Failure {
     match error {
-        SubmitError::NoSession | SubmitError::Ended(_) | SubmitError::Forked => Failure::Gone,
+        SubmitError::NoSession | SubmitError::Ended(_) | SubmitError::Forked | SubmitError::Panicked => Failure::Gone,
         _ => Failure::Refused,
     }
 }
