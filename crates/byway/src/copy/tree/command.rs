@@ -16,6 +16,7 @@ use super::ends::{Origin, Side, Target, reach};
 use super::failure::{Failure, Place};
 use super::run::{Copied, Folder, Options, Run, get};
 use super::side::{Directory, Facts};
+use super::walk::open_to_owner;
 use super::{Source, copy};
 use crate::copy::command::CopyArguments;
 use crate::copy::location::Location;
@@ -202,9 +203,6 @@ fn top(run: &Run, (from, facts): (Arc<dyn Directory>, Facts), destination: &Side
             (to, was_there, Some((parent, name)))
         }
     };
-    if was_there {
-        run.remove_temporaries(&*to, b"").map_err(TreeError::Top)?;
-    }
     let folder = |from: &Arc<dyn Directory>, to: Arc<dyn Directory>, facts, parent, only| Folder {
         from: Arc::clone(from),
         to,
@@ -225,6 +223,12 @@ fn top(run: &Run, (from, facts): (Arc<dyn Directory>, Facts), destination: &Side
         let of_share = matches!(destination, Side::Share(uri, _) if uri.path.is_empty());
         of_share || to.facts().is_ok_and(|there| there.mode & STICKY != 0)
     };
+    if was_there {
+        if !is_shared {
+            open_to_owner(&*to);
+        }
+        run.remove_temporaries(&*to, b"").map_err(TreeError::Top)?;
+    }
     Ok(Arc::new(folder(&from, to, (!is_shared).then_some(facts), parent, None)))
 }
 

@@ -136,10 +136,8 @@ impl Entry {
         let (from, path) = (self.open_source(run)?, self.path());
         let before = from.facts().map_err(self.of_source(run, "look at"))?;
         if there.is_some_and(|there| before.seems_equal(&there)) && self.is_complete(run, (&from, &before), buffers)? {
-            let mode = before.mode_of_copy();
-            if there.is_some_and(|there| there.mode != mode) {
-                let unset = self.of_destination(run, "set its rights");
-                self.folder.to.set_mode(&self.new_name, mode).map_err(unset)?;
+            if let Some(there) = there.filter(|there| there.mode != before.mode_of_copy()) {
+                self.correct_mode(run, (&from, &before), &there)?;
             }
             return Ok(Done::PassedOver);
         }
@@ -159,6 +157,21 @@ impl Entry {
         self.rename(run, &temporary)?;
         guard.name = None;
         Ok(Done::Copied { bytes: moving.moved() })
+    }
+
+    /// A complete copy has other rights than its source.
+    fn correct_mode(
+        &self,
+        run: &Run,
+        (from, before): (&Arc<dyn OpenFile>, &Facts),
+        there: &Facts,
+    ) -> Result<(), Failure> {
+        let to = self.folder.to.open_file(&self.new_name).map_err(self.of_destination(run, "open"))?;
+        let mode = run.mode_of_complete((&**from, before), &*to);
+        if there.mode == mode {
+            return Ok(());
+        }
+        self.folder.to.set_mode(&self.new_name, mode).map_err(self.of_destination(run, "set its rights"))
     }
 
     fn open_source(&self, run: &Run) -> Result<Arc<dyn OpenFile>, Failure> {
@@ -201,12 +214,12 @@ impl Entry {
         if before.has_holes() {
             to.set_len(before.size).map_err(self.of_destination(run, "set its size"))?;
         }
-        run.copy_xattrs(&**from, &**to, &self.path())?;
         let after = from.facts().map_err(self.of_source(run, "look at"))?;
         if !after.seems_equal(before) {
             return Err(Failure::Changed(run.source(&self.path())));
         }
-        to.take_attributes(before).map_err(self.of_destination(run, "set rights and times"))?;
+        let unset = self.of_destination(run, "set rights and times");
+        run.copy_attributes((&**from, before), &**to, &self.path(), unset)?;
         to.sync().map_err(self.of_destination(run, "sync"))?;
         if run.options.verify {
             to.drop_cached();

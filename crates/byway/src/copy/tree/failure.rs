@@ -77,6 +77,9 @@ pub enum Failure {
     /// Too deep.
     #[error("{0} lies more than {max} directories deep; copy it by a command of its own", max = crate::limits::COPY_TREE_DEPTH_MAX)]
     Deep(Place),
+    /// The destination, under a name of the source.
+    #[error("{0} is the directory that is copied to; name a destination outside of the source")]
+    Within(Place),
     /// The copy was stopped.
     #[error("stopped")]
     Stopped,

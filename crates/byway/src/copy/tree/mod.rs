@@ -11,6 +11,7 @@ mod failure;
 mod local;
 mod moving;
 mod queue;
+mod rights;
 mod run;
 mod share;
 mod side;

@@ -11,15 +11,12 @@ use super::entry::is_temporary;
 use super::failure::{Failure, Place};
 use super::moving::Moving;
 use super::queue::Queue;
-use super::side::{Attributed, Directory, Facts};
+use super::side::{Directory, Facts};
 use crate::limits::{COPY_TREE_ATTEMPTS_MAX, COPY_TREE_FAILURES_SHOWN_MAX};
 use crate::output;
 
 /// The names of files that are not complete yet begin with it.
 pub(super) const TEMPORARY: &[u8] = b".byway-copy-";
-
-/// Extended attributes that belong to a file's user. Others are the system's (`security.`, `trusted.`).
-const XATTRS_COPIED: [&[u8]; 2] = [b"user.", b"system.posix_acl_"];
 
 /// How a tree is copied.
 #[derive(Clone, Copy, Debug)]
@@ -157,6 +154,12 @@ impl Run {
         Place::below(&self.sides[1], path)
     }
 
+    /// The name of an empty file in the destination while the source is walked. A directory of the source that has it is the
+    /// destination, by whatever name.
+    pub(super) fn marker(&self) -> Vec<u8> {
+        [TEMPORARY, format!("{:016x}-{}", self.token, u64::MAX).as_bytes()].concat()
+    }
+
     /// A name that no other file has.
     pub(super) fn temporary(&self) -> Vec<u8> {
         let number = self.next_temporary.fetch_add(1, Ordering::Relaxed);
@@ -208,35 +211,6 @@ impl Run {
         done
     }
 
-    /// Copies the extended attributes of a file or directory that its user has set. What the destination refuses is counted.
-    pub(super) fn copy_xattrs(&self, from: &dyn Attributed, to: &dyn Attributed, path: &[u8]) -> Result<(), Failure> {
-        let unreadable = |source| Failure::Call { place: self.source(path), doing: "read its attributes", source };
-        let names = match from.xattr_names() {
-            Err(Errno::OPNOTSUPP) => return Ok(()),
-            names => names.map_err(unreadable)?,
-        };
-        for name in names.iter().filter(|name| XATTRS_COPIED.iter().any(|copied| name.starts_with(copied))) {
-            let value = match from.xattr(name) {
-                Err(Errno::NODATA) => continue,
-                Err(Errno::TOOBIG | Errno::RANGE) => {
-                    add(&self.counts.xattrs_refused, 1);
-                    continue;
-                }
-                value => value.map_err(unreadable)?,
-            };
-            match to.set_xattr(name, &value) {
-                Ok(()) => {}
-                Err(Errno::OPNOTSUPP | Errno::PERM | Errno::ACCESS | Errno::TOOBIG | Errno::RANGE | Errno::INVAL) => {
-                    add(&self.counts.xattrs_refused, 1);
-                }
-                Err(source) => {
-                    return Err(Failure::Call { place: self.destination(path), doing: "set an attribute", source });
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// An entry of the directory is done, or its listing. The last one finishes it, and those above whose last entry it was.
     pub(super) fn release(&self, folder: Arc<Folder>) {
         let mut folder = folder;
@@ -259,9 +233,8 @@ impl Run {
                 self.check_names(folder)?;
             }
             if let Some(facts) = &folder.facts {
-                self.copy_xattrs(&*folder.from, &*folder.to, &folder.path)?;
                 let unset = |source| Failure::Call { place: place(), doing: "set rights and times", source };
-                folder.to.take_attributes(facts).map_err(unset)?;
+                self.copy_attributes((&*folder.from, facts), &*folder.to, &folder.path, unset)?;
             }
             folder.to.sync().map_err(|source| Failure::Call { place: place(), doing: "sync", source })
         })?;

@@ -42,9 +42,13 @@ impl Rig {
     }
 
     fn copy_telling(&self, options: Options, tell: &mut dyn FnMut(&Run) -> ControlFlow<()>) -> Copied {
-        let run = Run::new(options, ["from", "to"].map(str::to_owned)).unwrap();
+        self.copy_to("to", options, tell)
+    }
+
+    fn copy_to(&self, to: &str, options: Options, tell: &mut dyn FnMut(&Run) -> ControlFlow<()>) -> Copied {
+        let run = Run::new(options, ["from", to].map(str::to_owned)).unwrap();
         let open = |name| -> Arc<dyn Directory> { Arc::new(LocalDirectory::open(&self.path(name)).unwrap()) };
-        let (from, to) = (open("from"), open("to"));
+        let (from, to) = (open("from"), open(to));
         run.remove_temporaries(&*to, b"").unwrap();
         let facts = from.facts().unwrap();
         let top = Folder {
@@ -141,6 +145,73 @@ fn a_link_at_the_destination_leads_nowhere_else() {
     assert_eq!((copied.files, copied.failures), (0, 1));
     assert_eq!(names(&rig.path("outside")), [""; 0]);
 }
+
+#[test]
+fn a_destination_within_the_source_is_not_copied_into_itself() {
+    let rig = Rig::new();
+    for name in ["from/a", "from/below/to/old"] {
+        std::fs::create_dir_all(rig.path(name)).unwrap();
+    }
+    rig.write("from/a/file", "bytes");
+    // The run knows of no name that the two sides have in common, as for a mount, or a server of two addresses.
+    let copied = rig.copy_to("from/below/to", OPTIONS, &mut |_| ControlFlow::Continue(()));
+    assert_eq!((copied.files, copied.failures), (1, 1));
+    assert_eq!(rig.read("from/below/to/a/file"), b"bytes");
+    assert_eq!(names(&rig.path("from/below/to")), ["a", "below", "old"]);
+    assert_eq!(names(&rig.path("from/below/to/below")), [""; 0]);
+    // Nor is a directory copied over itself.
+    assert_eq!(rig.copy_to("from", OPTIONS, &mut |_| ControlFlow::Continue(())).failures, 1);
+}
+
+#[test]
+fn a_read_only_directory_that_was_copied_in_part_is_resumed() {
+    let rig = Rig::new();
+    std::fs::create_dir(rig.path("from/locked")).unwrap();
+    std::fs::create_dir_all(rig.path("to/locked/second")).unwrap();
+    for name in ["first", "second"] {
+        rig.write(&format!("from/locked/{name}"), "bytes");
+    }
+    std::fs::set_permissions(rig.path("from/locked"), Permissions::from_mode(0o555)).unwrap();
+    let as_user = |copy: &(dyn Fn() -> Copied + Sync)| {
+        std::thread::scope(|scope| {
+            let copying = scope.spawn(|| {
+                become_nobody();
+                copy()
+            });
+            copying.join().unwrap()
+        })
+    };
+    for name in
+        ["", "from", "from/locked", "from/locked/first", "from/locked/second", "to", "to/locked", "to/locked/second"]
+    {
+        chown_to_nobody(&rig.path(name));
+    }
+    let copied = as_user(&|| rig.copy(OPTIONS));
+    assert_eq!((copied.files, copied.failures), (1, 1), "a directory is in the way");
+    assert_eq!(std::fs::metadata(rig.path("to/locked")).unwrap().mode() & 0o7777, 0o555);
+    std::fs::set_permissions(rig.path("to/locked"), Permissions::from_mode(0o755)).unwrap();
+    std::fs::remove_dir(rig.path("to/locked/second")).unwrap();
+    std::fs::set_permissions(rig.path("to/locked"), Permissions::from_mode(0o555)).unwrap();
+    let copied = as_user(&|| rig.copy(OPTIONS));
+    assert_eq!((copied.files, copied.passed_over, copied.failures), (1, 1, 0));
+    assert_eq!(std::fs::metadata(rig.path("to/locked")).unwrap().mode() & 0o7777, 0o555);
+}
+
+/// Takes root's rights from the calling thread, and from those that it starts.
+fn become_nobody() {
+    if rustix::process::geteuid().is_root() {
+        rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY)).unwrap();
+    }
+}
+
+fn chown_to_nobody(path: &Path) {
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(path, Some(NOBODY), None).unwrap();
+    }
+}
+
+/// The user without rights.
+const NOBODY: u32 = 65534;
 
 #[test]
 fn what_only_begins_as_a_temporary_file_is_copied_and_stays() {

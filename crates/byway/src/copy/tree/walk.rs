@@ -13,15 +13,53 @@ use super::side::{Directory, Facts, Listing};
 use crate::limits::COPY_TREE_DEPTH_MAX;
 use crate::output;
 
+/// All rights of the owner of a directory.
+const OWNER_BITS: u32 = 0o700;
+
 /// A directory whose entries are being listed.
 struct Frame {
     folder: Arc<Folder>,
     listing: Box<dyn Listing>,
 }
 
+/// Lets the owner of a directory write there until it gets the rights of its source: it may have them from an earlier copy, of which
+/// not all entries were copied.
+pub(super) fn open_to_owner(directory: &dyn Directory) {
+    if let Ok(there) = directory.facts()
+        && there.mode & OWNER_BITS != OWNER_BITS
+    {
+        // If the directory is another user's, the entries that cannot be written there are named.
+        let _ = directory.take_attributes(&Facts { mode: there.mode | OWNER_BITS, ..there });
+    }
+}
+
+/// [`Run::marker`] in the destination, which is removed with this.
+struct Marker {
+    directory: Arc<dyn Directory>,
+    name: Vec<u8>,
+}
+
+impl Drop for Marker {
+    fn drop(&mut self) {
+        // A server that is away keeps it; the next copy removes it.
+        let _ = self.directory.remove(&self.name);
+    }
+}
+
 impl Run {
     /// Walks the tree below a directory, which is released at the end.
     pub(super) fn walk(&self, top: Arc<Folder>) {
+        let marked = self.retrying(|_| self.mark(&top.to)).and_then(|marker| {
+            self.check_not_destination(&*top.from, b"")?;
+            Ok(marker)
+        });
+        let mut marker = match marked {
+            Ok(marker) => marker,
+            Err(failure) => {
+                self.failed(&failure, &top);
+                return self.release(top);
+            }
+        };
         let mut stack = Vec::new();
         self.enter(&mut stack, top);
         while let Some(Frame { folder, listing }) = stack.last_mut() {
@@ -39,9 +77,33 @@ impl Run {
                         let place = self.source(&folder.path);
                         self.failed(&Failure::Call { place, doing: "list", source }, &folder);
                     }
+                    if stack.is_empty() {
+                        // Before the directory gets its times.
+                        marker = None;
+                    }
                     self.release(folder);
                 }
             }
+        }
+        drop(marker);
+    }
+
+    fn mark(&self, directory: &Arc<dyn Directory>) -> Result<Option<Marker>, Failure> {
+        let name = self.marker();
+        match directory.create_file(&name) {
+            Ok(_) | Err(Errno::EXIST) => Ok(Some(Marker { directory: Arc::clone(directory), name })),
+            // Nor can a directory be made there, so a copy into itself ends.
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS | Errno::NOSPC | Errno::DQUOT) => Ok(None),
+            Err(source) => Err(Failure::Call { place: self.destination(b""), doing: "make a file in", source }),
+        }
+    }
+
+    /// Fails for a directory of the source that is the destination: a copy of it into itself would never end.
+    fn check_not_destination(&self, from: &dyn Directory, path: &[u8]) -> Result<(), Failure> {
+        match from.find(&self.marker()) {
+            Ok(_) => Err(Failure::Within(self.source(path))),
+            // What else there may be is said by the listing.
+            Err(_) => Ok(()),
         }
     }
 
@@ -94,6 +156,7 @@ impl Run {
         let unread = |source| Failure::Call { place: self.source(&path), doing: "open", source };
         let from = parent.from.open_directory(name).map_err(unread)?;
         let facts = from.facts().map_err(unread)?;
+        self.check_not_destination(&*from, &path)?;
         let (to, was_there) = self.make(&*parent.to, name, &path)?;
         parent.hold();
         Ok(Arc::new(Folder {
@@ -128,6 +191,7 @@ impl Run {
             made => made.map_err(failed("open"))?,
         };
         if was_there {
+            open_to_owner(&*made);
             self.remove_temporaries(&*made, path)?;
         }
         Ok((made, was_there))
