@@ -1,7 +1,7 @@
 //! The mounts of this user on this machine: a socket of each in a folder, on which its process answers.
 
 use std::fs::Permissions;
-use std::fs::{self, DirBuilder};
+use std::fs::{self, DirBuilder, File};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use byway_fabric::random::Random;
+use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::status::MountStatus;
@@ -72,13 +73,35 @@ pub(super) struct MountSocket {
 impl MountSocket {
     /// Binds a new one in the folder.
     pub(super) fn bind() -> io::Result<Self> {
-        let folder = folder();
-        DirBuilder::new().recursive(true).mode(0o700).create(&folder)?;
+        Self::bind_in(&folder())
+    }
+
+    fn bind_in(folder: &Path) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        // Until it listens, the socket refuses connections as that of an ended process does, which `list_in` removes.
+        let _listens_soon = lock(folder, FlockOperation::LockShared)?;
         let number = u32::from_le_bytes(*Random::from_kernel().bytes16().first_chunk().unwrap_or(&[0; 4]));
         let path = folder.join(format!("{}-{number:08x}.sock", std::process::id()));
         let socket = Self { listener: UnixListener::bind(&path)?, path };
         fs::set_permissions(&socket.path, Permissions::from_mode(0o600))?;
         Ok(socket)
+    }
+}
+
+/// Locks the folder for as long as what this gives lives.
+fn lock(folder: &Path, how: FlockOperation) -> io::Result<File> {
+    let folder = File::open(folder)?;
+    rustix::fs::flock(&folder, how)?;
+    Ok(folder)
+}
+
+/// Removes the socket of a process that has ended, unless a process of this moment makes one.
+fn remove_stale(folder: &Path, socket: &Path) {
+    let Ok(_locked) = lock(folder, FlockOperation::NonBlockingLockExclusive) else { return };
+    // It may listen by now.
+    let refused = UnixStream::connect(socket).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    if refused {
+        let _ = fs::remove_file(socket);
     }
 }
 
@@ -122,7 +145,11 @@ fn status_at(path: &Path) -> io::Result<MountStatus> {
 /// # Errors
 /// The folder cannot be read.
 pub(super) fn all() -> io::Result<Vec<(PathBuf, MountStatus)>> {
-    let entries = match fs::read_dir(folder()) {
+    list_in(&folder())
+}
+
+fn list_in(folder: &Path) -> io::Result<Vec<(PathBuf, MountStatus)>> {
+    let entries = match fs::read_dir(folder) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
@@ -131,7 +158,7 @@ pub(super) fn all() -> io::Result<Vec<(PathBuf, MountStatus)>> {
         let path = entry?.path();
         match status_at(&path) {
             Ok(status) => all.push((path, status)),
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => _ = fs::remove_file(&path),
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused => remove_stale(folder, &path),
             Err(error) => tracing::warn!(%error, path = %path.display(), "a mount's process does not answer"),
         }
     }
@@ -146,4 +173,44 @@ pub(super) fn all() -> io::Result<Vec<(PathBuf, MountStatus)>> {
 pub(super) fn find(directory: &Path) -> io::Result<Option<(PathBuf, MountStatus)>> {
     let path = path_of(directory)?;
     Ok(all()?.into_iter().rfind(|(_, status)| status.directory == path))
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, socket};
+
+    use super::*;
+
+    #[test]
+    fn a_socket_that_does_not_listen_yet_is_not_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("1-0.sock");
+        let begins = socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap();
+        // As `bind_in` does, up to `listen`.
+        let binding = lock(folder.path(), FlockOperation::LockShared).unwrap();
+        bind(&begins, &SocketAddrUnix::new(&path).unwrap()).unwrap();
+        assert!(list_in(folder.path()).unwrap().is_empty());
+        assert!(path.exists(), "its process is about to listen");
+        drop(binding);
+        assert!(list_in(folder.path()).unwrap().is_empty());
+        assert!(!path.exists(), "no process makes a socket, so this one's has ended");
+    }
+
+    #[test]
+    fn sockets_stay_while_others_list_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let rounds = 2000;
+        std::thread::scope(|scope| {
+            let binding = scope.spawn(|| {
+                for _ in 0..rounds {
+                    let socket = MountSocket::bind_in(folder.path()).unwrap();
+                    assert!(socket.path.exists());
+                }
+            });
+            while !binding.is_finished() {
+                // None of them answers: each connection ends with its socket.
+                let _ = list_in(folder.path());
+            }
+        });
+    }
 }
