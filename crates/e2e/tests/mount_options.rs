@@ -75,6 +75,17 @@ fn mount_calls_its_helper_also_for_fstab() {
         assert!(options.starts_with("ro,") && options.contains("default_permissions"), "{options}");
         assert!(!options.contains("allow_other"), "{options}");
     }
+    // `user` implies noexec, nosuid and nodev, unless they are followed by their opposites.
+    for (options, is_allowed) in [("user", false), ("users,exec", true)] {
+        std::fs::write(&fstab, format!("{} {text} byway noauto,{options} 0 0\n", rig.unix())).unwrap();
+        std::fs::write(rig.below().join("program"), "#!/bin/sh\n").unwrap();
+        std::fs::set_permissions(rig.below().join("program"), PermissionsExt::from_mode(0o755)).unwrap();
+        let _mounted = Mounted(&at);
+        run_well(&mount, &["--fstab", fstab.to_str().unwrap(), text]);
+        let ran = std::process::Command::new(at.join("program")).status();
+        assert_eq!(ran.is_ok(), is_allowed, "{options}: {ran:?}; {}", options_of(&at));
+        run_well(&find_tool("umount").unwrap(), &[text]);
+    }
     let refused = run(&mount, &["-t", "byway", &rig.unix(), text, "-o", "data=journal"]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("unknown mount option `data=journal`"), "{said}");

@@ -10,24 +10,21 @@ use std::process::Command;
 const NAME: &str = "mount.byway";
 
 /// Options of mount(8) itself, and those that hold for each mount of a share.
-const IGNORED: [&str; 25] = [
+const IGNORED: [&str; 22] = [
     "_netdev",
     "async",
     "auto",
     "defaults",
     "diratime",
-    "exec",
     "group",
     "lazytime",
     "noatime",
     "noauto",
-    "nodev",
     "nodiratime",
     "nofail",
     "nogroup",
     "noowner",
     "norelatime",
-    "nosuid",
     "nouser",
     "nousers",
     "owner",
@@ -39,7 +36,7 @@ const IGNORED: [&str; 25] = [
 ];
 
 /// Options of `byway mount -o`.
-const PASSED: [&str; 4] = ["ro", "rw", "allow_other", "default_permissions"];
+const PASSED: [&str; 8] = ["ro", "rw", "exec", "noexec", "nosuid", "nodev", "allow_other", "default_permissions"];
 
 /// Options that stand for other flags of `byway mount`.
 const FLAGS: [(&str, &str); 5] = [
@@ -58,7 +55,7 @@ pub enum HelperError {
     Usage,
     /// An option that has no meaning here.
     #[error(
-        "unknown mount option `{0}`; byway has ro, allow_other, default_permissions, wait=SECONDS, tls_ca=FILE, tls_certificate=FILE, \
+        "unknown mount option `{0}`; byway has ro, noexec, allow_other, default_permissions, wait=SECONDS, tls_ca=FILE, tls_certificate=FILE, \
          tls_key=FILE and tls_hostname=NAME"
     )]
     Option(String),
@@ -151,6 +148,11 @@ mod tests {
             Some("mount --background --tls-ca=/etc/ca.pem -- byways://h/s /mnt".to_owned())
         );
         assert_eq!(translated("byway://h/s /mnt -f -o ro").unwrap(), None, "a mount that is only tried out");
+        // What `user` in fstab implies.
+        assert_eq!(
+            translated("byway://h/s /mnt -o rw,noexec,nosuid,nodev,user=me").unwrap(),
+            Some("mount --background -o rw,noexec,nosuid,nodev -- byway://h/s /mnt".to_owned())
+        );
         assert!(translated("byway://h/s /mnt -s -o unknown").unwrap().is_some(), "sloppy");
     }
 
@@ -161,7 +163,7 @@ mod tests {
             ("byway://h/s /mnt more", "mount -t byway"),
             ("byway://h/s /mnt -x", "mount -t byway"),
             ("byway://h/s /mnt -o", "mount -t byway"),
-            ("byway://h/s /mnt -o noexec", "unknown mount option `noexec`"),
+            ("byway://h/s /mnt -o sync", "unknown mount option `sync`"),
             ("byway://h/s /mnt -o user,suid", "`suid`: set-user-ID"),
         ] {
             let refused = translated(words).unwrap_err();

@@ -70,8 +70,9 @@ pub struct MountArguments {
     /// List your mounts on this machine
     #[arg(long, exclusive = true)]
     pub list: bool,
-    /// Mount options, separated by commas: ro, allow_other (other users may use the mount), default_permissions (this machine's
-    /// kernel checks modes and owners, in addition to the server)
+    /// Mount options, separated by commas: ro, noexec (no program of the mount is executed), allow_other (other users may use the
+    /// mount), default_permissions (this machine's kernel checks modes and owners, in addition to the server). Of rw and ro, or exec
+    /// and noexec, the last one counts
     #[arg(short = 'o', value_name = "OPTIONS", value_delimiter = ',')]
     pub options: Vec<MountOption>,
     /// Time that calls wait for an unreachable server before they fail, in seconds
@@ -87,6 +88,14 @@ pub enum MountOption {
     Ro,
     /// Read and write, the default.
     Rw,
+    /// No program of the mount is executed.
+    Noexec,
+    /// Programs of the mount may be executed, the default.
+    Exec,
+    /// Set-user-ID bits do not count, as for each mount of a share.
+    Nosuid,
+    /// Device nodes do not work, as for each mount of a share.
+    Nodev,
     /// Other users may use the mount.
     AllowOther,
     /// This machine's kernel checks modes and owners, in addition to the server.
@@ -211,11 +220,16 @@ fn begin(
     let failed = |source| CommandError::Client { uri: uri.to_string(), source };
     let client = Arc::new(Client::connect(options).map_err(failed)?);
     let is = |option| arguments.options.contains(&option);
+    let is_last = |option: MountOption, opposite: MountOption| {
+        let mut options = arguments.options.iter().rev();
+        options.find(|one| [option, opposite].contains(one)) == Some(&option)
+    };
     let options = MountOptions {
         source: uri.to_string(),
-        read_only: is(MountOption::Ro) || client.is_read_only() == Some(true),
+        read_only: is_last(MountOption::Ro, MountOption::Rw) || client.is_read_only() == Some(true),
         allow_other: is(MountOption::AllowOther),
         default_permissions: is(MountOption::DefaultPermissions),
+        no_execution: is_last(MountOption::Noexec, MountOption::Exec),
         ..MountOptions::default()
     };
     keep_locks(&client)?;

@@ -32,6 +32,8 @@ pub struct MountOptions {
     pub default_permissions: bool,
     /// Programs may have the rights of their files' owners, and device nodes work: never for files of other machines.
     pub set_uid_and_devices: bool,
+    /// Programs of the mount cannot be executed.
+    pub no_execution: bool,
 }
 
 /// Why there is no mount.
@@ -141,6 +143,7 @@ fn detached_of_root(
         attributes.set(MountAttrFlags::MOUNT_ATTR_RDONLY, options.read_only);
         let careful = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
         attributes.set(careful, !options.set_uid_and_devices);
+        attributes.set(MountAttrFlags::MOUNT_ATTR_NOEXEC, options.no_execution);
         fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
     };
     let mount = created().map_err(refused)?;
@@ -157,6 +160,7 @@ fn by_helper(options: &MountOptions, directory: &Path) -> Result<Channel, MountE
         (options.allow_other, ",allow_other"),
         (options.default_permissions, ",default_permissions"),
         (options.read_only, ",ro"),
+        (options.no_execution, ",noexec"),
     ];
     flags.into_iter().filter(|(set, _)| *set).for_each(|(_, flag)| text.push_str(flag));
     let mut command = Command::new("fusermount3");
