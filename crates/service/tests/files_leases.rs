@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use byway_reactor::Errno;
 use byway_service::file::client::leases::{Invalid, Leases, OpenMode};
-use byway_service::file::client::{Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, ROOT};
+use byway_service::file::client::{
+    Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, ROOT, SuspendError,
+};
 use byway_service::file::wire::{NewAttributes, SET_SIZE};
 use byway_service::limits::{FILE_ATTRIBUTES_LATE_MAX, FILE_LEASE_TIME};
 use cable::Cable;
@@ -430,6 +432,34 @@ fn a_client_that_was_refused_leases_asks_again_in_its_next_session() {
     std::fs::remove_file(&in_the_way).unwrap();
     cable.cut();
     until_cached(&server, || _ = one.find(b"file").unwrap());
+}
+
+#[test]
+fn a_client_whose_server_does_not_answer_is_not_suspended_and_goes_on() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let cable = Cable::to(&server.at);
+    let one = Cached(Arc::new(Client::connect(ClientOptions::new(cable.at.clone(), "share")).unwrap()));
+    one.0.keep_caches(None).unwrap();
+    let file = one.find(b"file").unwrap();
+    let open = || one.0.open_for_kernel(ME, file, 0).unwrap().0;
+    until_cached(&server, || {
+        one.size(file);
+        one.0.close_handle(open());
+    });
+    // Opened without a message: the server has to open them before another process goes on.
+    let handles = [open(), open()];
+    cable.deafen();
+    let suspended = one.0.suspend(Duration::from_millis(200));
+    assert!(matches!(suspended, Err(SuspendError::Late)), "{suspended:?}");
+    cable.cut();
+    one.0.resume();
+    for handle in handles {
+        let mut bytes = [1; 16];
+        assert_eq!((one.0.read(ME, handle, 0, &mut bytes), &bytes[..5]), (Ok(5), &b"12345"[..]));
+    }
+    assert!(one.0.suspend(Duration::from_secs(20)).is_ok());
 }
 
 /// Counts what a writer has begun and done, so that a reader knows what it may see.

@@ -11,10 +11,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use byway_frontend::fuse::{Control, Handover, PauseError};
-use byway_service::file::client::StateError;
+use byway_service::file::client::SuspendError;
 use byway_service::limits::FILE_GRACE;
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
@@ -30,6 +30,10 @@ const REQUEST_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// How long calls of programs may take that are under way when a takeover begins.
 const PAUSE_TIME_MAX: Duration = Duration::from_secs(20);
+
+/// How long the process prepares in all: it ends these calls, and opens files at the server that it has opened without it.
+pub(super) const PREPARE_TIME_MAX: Duration = Duration::from_secs(40);
+const _: () = assert!(PAUSE_TIME_MAX.as_secs() < PREPARE_TIME_MAX.as_secs());
 
 /// How long the other process may take to go on with the session. Programs wait meanwhile, and the server keeps locks for longer than
 /// that ([`FILE_GRACE`]). The end of a process that has files of the mount open is not noticed before: it waits for the mount to
@@ -70,7 +74,7 @@ enum HandoverError {
     #[error(transparent)]
     Pause(#[from] PauseError),
     #[error(transparent)]
-    State(#[from] StateError),
+    Suspend(#[from] SuspendError),
     #[error(transparent)]
     Document(#[from] DocumentError),
     #[error("cannot hand the mount over: {0}")]
@@ -120,8 +124,9 @@ impl MountControl {
         if !self.mounted.client.report().connected {
             return Err(HandoverError::Away);
         }
+        let begun = Instant::now();
         self.driver.pause(PAUSE_TIME_MAX)?;
-        let given = self.give(stream);
+        let given = self.give(stream, PREPARE_TIME_MAX.saturating_sub(begun.elapsed()));
         if matches!(given, Ok(true)) {
             tracing::info!("another process has taken the mount over; this one ends");
             self.driver.leave();
@@ -136,8 +141,8 @@ impl MountControl {
     }
 
     /// Sends channels and state. False: the other process does not take them.
-    fn give(&self, stream: &UnixStream) -> Result<bool, HandoverError> {
-        let client = self.mounted.client.suspend()?;
+    fn give(&self, stream: &UnixStream, limit: Duration) -> Result<bool, HandoverError> {
+        let client = self.mounted.client.suspend(limit)?;
         let Handover { terms, channels, requests } = self.driver.handover()?;
         let document = Document {
             terms,

@@ -273,7 +273,7 @@ fn take_over(
         Ok(begun) => begun,
         Err(error) => {
             // The server keeps files and locks for the process before, which goes on.
-            let _ = client.suspend();
+            let _ = client.suspend(control::PREPARE_TIME_MAX);
             return Err(error);
         }
     };

@@ -13,7 +13,7 @@ use byway_frontend::fuse::Handover;
 use byway_service::file::client::{Client, ClientOptions, TakeOverError};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 
-use super::control::{MINE, READY, TAKEOVER_TIME_MAX, YOURS};
+use super::control::{MINE, PREPARE_TIME_MAX, READY, TAKEOVER_TIME_MAX, YOURS};
 use super::document::{Document, DocumentError, VERSION};
 use super::filesystem::Mounted;
 use super::registry::{self, MountAnswer, Question, hear, tell};
@@ -21,6 +21,7 @@ use crate::limits::{MOUNT_ANSWER_BYTES_MAX, MOUNT_HANDOVER_FDS_MAX, MOUNT_STATE_
 
 /// How long the process may take to hand the mount over: it ends calls of programs first.
 const HANDOVER_TIME_MAX: Duration = Duration::from_secs(60);
+const _: () = assert!(PREPARE_TIME_MAX.as_secs() < HANDOVER_TIME_MAX.as_secs());
 
 /// Why a mount is not taken over. The process that serves it goes on.
 #[derive(Debug, thiserror::Error)]

@@ -24,50 +24,59 @@ struct Close {
 
 /// What was sent and not answered, the oldest first: at most [`FILE_CLOSES_MAX`], with those that a thread looks at.
 #[derive(Debug)]
-struct Queue<C> {
+struct Queue<C, N> {
     closes: VecDeque<C>,
-    /// Taken, and not back.
-    in_hand: usize,
+    /// The files of those that were taken and are not back.
+    in_hand: Vec<N>,
 }
 
-impl<C> Queue<C> {
+impl<C, N: Copy + PartialEq> Queue<C, N> {
     /// Adds one. Gives the oldest if there are too many: it is waited for.
     fn push(&mut self, close: C) -> Option<C> {
         self.closes.push_back(close);
-        if self.closes.len() + self.in_hand > FILE_CLOSES_MAX { self.closes.pop_front() } else { None }
+        if self.closes.len() + self.in_hand.len() > FILE_CLOSES_MAX { self.closes.pop_front() } else { None }
     }
 
     /// Takes the oldest, if it has ended, and how. [`Queue::give_back`] follows.
-    fn take<E>(&mut self, end_of: impl FnOnce(&C) -> Option<E>) -> Option<(C, E)> {
-        let end = end_of(self.closes.front()?)?;
-        self.in_hand += 1;
+    fn take<E>(&mut self, name: impl FnOnce(&C) -> N, end_of: impl FnOnce(&C) -> Option<E>) -> Option<(C, E)> {
+        let close = self.closes.front()?;
+        let end = end_of(close)?;
+        self.in_hand.push(name(close));
         self.closes.pop_front().map(|close| (close, end))
     }
 
     /// One that was taken is done, or was sent again.
-    fn give_back(&mut self, again: Option<C>) {
-        self.in_hand -= 1;
+    fn give_back(&mut self, name: N, again: Option<C>) {
+        if let Some(at) = self.in_hand.iter().position(|other| *other == name) {
+            self.in_hand.swap_remove(at);
+        }
         self.closes.extend(again);
+    }
+
+    /// The files of all, of which none stays queued. One in hand may be given back yet: it is closed twice then, which is no error.
+    fn take_all(&mut self, name: impl Fn(&C) -> N) -> Vec<N> {
+        let queued = self.closes.drain(..).map(|close| name(&close));
+        self.in_hand.iter().copied().chain(queued).collect()
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Closing(Mutex<Queue<Close>>);
+pub(super) struct Closing(Mutex<Queue<Close, Remote>>);
 
 impl Default for Closing {
     fn default() -> Self {
-        Self(Mutex::new(Queue { closes: VecDeque::new(), in_hand: 0 }))
+        Self(Mutex::new(Queue { closes: VecDeque::new(), in_hand: Vec::new() }))
     }
 }
 
 impl Closing {
-    fn queue(&self) -> MutexGuard<'_, Queue<Close>> {
+    fn queue(&self) -> MutexGuard<'_, Queue<Close, Remote>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All of them: a session that ended may not have closed them.
     pub(super) fn take(&self) -> Vec<Remote> {
-        self.queue().closes.drain(..).map(|close| close.remote).collect()
+        self.queue().take_all(|close| close.remote)
     }
 }
 
@@ -96,10 +105,12 @@ impl Client {
             },
         };
         for _ in 0..FILE_CLOSES_MAX {
-            let Some((Close { remote, .. }, ended)) = self.closing.queue().take(end_of) else { return };
+            let Some((Close { remote, .. }, ended)) = self.closing.queue().take(|close| close.remote, end_of) else {
+                return;
+            };
             let is_told = ended.is_some_and(|(number, ended)| self.is_closed_by(number, &ended));
             let again = if is_told { None } else { self.send_close(remote) };
-            self.closing.queue().give_back(again);
+            self.closing.queue().give_back(remote, again);
         }
     }
 
@@ -140,22 +151,31 @@ mod tests {
 
     #[test]
     fn the_bound_holds_and_the_order_stays_while_one_is_looked_at() {
-        let mut queue = Queue { closes: VecDeque::new(), in_hand: 0 };
+        let mut queue = Queue { closes: VecDeque::new(), in_hand: Vec::new() };
         for number in 0..FILE_CLOSES_MAX {
             assert_eq!(queue.push(number), None);
         }
-        assert_eq!(queue.take(|_| None::<()>), None);
-        assert_eq!(queue.take(|_| Some(())), Some((0, ())));
+        assert_eq!(queue.take(|n| *n, |_| None::<()>), None);
+        assert_eq!(queue.take(|n| *n, |_| Some(())), Some((0, ())));
         // Another thread closes meanwhile: the oldest that nobody looks at is waited for.
         assert_eq!(queue.push(100), Some(1));
-        queue.give_back(Some(200));
+        queue.give_back(0, Some(200));
         assert_eq!(queue.push(101), Some(2));
         assert_eq!(queue.closes.len(), FILE_CLOSES_MAX);
-        assert_eq!(queue.take(|_| Some(())), Some((3, ())));
-        queue.give_back(None);
+        assert_eq!(queue.take(|n| *n, |_| Some(())), Some((3, ())));
+        queue.give_back(3, None);
         assert_eq!(queue.push(102), None);
         let left: Vec<_> = queue.closes.into_iter().collect();
         assert_eq!(left[..2], [4, 5]);
         assert_eq!(left[left.len() - 4..], [100, 200, 101, 102]);
+    }
+
+    #[test]
+    fn a_close_that_is_looked_at_is_handed_over_with_the_others() {
+        let mut queue = Queue { closes: VecDeque::from([1, 2, 3]), in_hand: Vec::new() };
+        assert_eq!(queue.take(|n| *n, |_| Some(())), Some((1, ())));
+        assert_eq!(queue.take_all(|n| *n), [1, 2, 3]);
+        queue.give_back(1, None);
+        assert!(queue.take_all(|n| *n).is_empty());
     }
 }

@@ -130,6 +130,8 @@ pub(super) struct ServerConnection {
     state: Mutex<State>,
     changed: Condvar,
     lost_after: Duration,
+    /// When calls and attempts to connect end at the latest, in nanoseconds of the clock of leases.
+    end: AtomicU64,
     pub(super) times: Times,
 }
 
@@ -166,6 +168,7 @@ impl ServerConnection {
             state: Mutex::new(State { number: client.number, attached: client.attached, ..State::default() }),
             changed: Condvar::new(),
             lost_after,
+            end: AtomicU64::new(u64::MAX),
             times: Times { short: FILE_CALL_TIME_MAX, long: FILE_LONG_CALL_TIME_MAX, busy: FILE_CALL_TIME_MAX },
         })
     }
@@ -202,7 +205,7 @@ impl ServerConnection {
             if let Some(live) = state.live {
                 return Ok(live);
             }
-            if state.suspended {
+            if state.suspended || self.left(self.lost_after).is_zero() {
                 return Err(Failure::Lost);
             }
             let lost = *state.lost.get_or_insert_with(Instant::now);
@@ -213,7 +216,7 @@ impl ServerConnection {
             let pause = state.backoff.remaining(Instant::now());
             if state.connecting || !pause.is_zero() {
                 tried |= state.connecting;
-                let pause = if state.connecting { RECONNECT_MAX } else { pause };
+                let pause = self.left(if state.connecting { RECONNECT_MAX } else { pause });
                 drop(self.changed.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner));
                 continue;
             }
@@ -259,7 +262,7 @@ impl ServerConnection {
     }
 
     fn attempt(&self, number: u64, attached: OnAttached<'_>) -> Result<Live, ClientError> {
-        let (node, deadline) = (self.rpc.node(), Deadline::after(ATTEMPT_TIME_MAX));
+        let (node, deadline) = (self.rpc.node(), Deadline::after(self.left(ATTEMPT_TIME_MAX)));
         let connected = match &self.server.tls {
             Some(tls) => node.connect_secure(&self.server.address, tls, deadline),
             None => node.connect(&self.server.address, deadline),
@@ -292,7 +295,7 @@ impl ServerConnection {
         // The server ends the calls of the session before this one first.
         let reply = loop {
             match self.call_on(session, Method::Attach, &arguments, &payload, None) {
-                Err(Failure::Call(CallError::Busy)) if since.elapsed() < ATTEMPT_TIME_MAX => {
+                Err(Failure::Call(CallError::Busy)) if since.elapsed() < self.left(ATTEMPT_TIME_MAX) => {
                     std::thread::park_timeout(pause);
                     pause = (pause * 2).min(BUSY_PAUSE_MAX);
                 }
@@ -349,14 +352,38 @@ impl ServerConnection {
         }
     }
 
+    /// Calls and attempts to connect that begin from now on end within that time, until [`ServerConnection::resume`].
+    pub(super) fn set_end(&self, within: Duration) {
+        self.end.store((caches::now() + within).nanos(), Ordering::Relaxed);
+    }
+
+    /// How long something may take that may take so long.
+    fn left(&self, time: Duration) -> Duration {
+        match self.end.load(Ordering::Relaxed) {
+            u64::MAX => time,
+            end => time.min(Duration::from_nanos(end.saturating_sub(caches::now().nanos()))),
+        }
+    }
+
+    /// Whether the time of [`ServerConnection::set_end`] is over.
+    pub(super) fn has_reached_end(&self) -> bool {
+        self.left(Duration::MAX).is_zero()
+    }
+
     /// No session is made until [`ServerConnection::resume`]. Gives the one that there is, which is to be ended. Waits for an attempt to
-    /// connect.
-    pub(super) fn suspend(&self) -> Option<Live> {
+    /// connect; [`Failure::Late`] if that does not end in time.
+    pub(super) fn suspend(&self) -> Result<Option<Live>, Failure> {
         let mut state = self.state();
         state.suspended = true;
         let live = state.live.take();
-        drop(self.changed.wait_while(state, |state| state.connecting).unwrap_or_else(PoisonError::into_inner));
-        live
+        while state.connecting {
+            let left = self.left(RECONNECT_MAX);
+            if left.is_zero() {
+                return Err(Failure::Late);
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        Ok(live)
     }
 
     /// Ends a session so that the server keeps what it has of the client.
@@ -367,6 +394,7 @@ impl ServerConnection {
 
     /// Sessions are made again.
     pub(super) fn resume(&self) {
+        self.end.store(u64::MAX, Ordering::Relaxed);
         self.state().suspended = false;
         self.changed.notify_all();
     }
@@ -431,9 +459,9 @@ impl ServerConnection {
         let deadline = match method {
             Method::Lock => Deadline::NEVER,
             Method::Sync | Method::Allocate | Method::CopyRange | Method::SetAttributes => {
-                Deadline::after(self.times.long)
+                Deadline::after(self.left(self.times.long))
             }
-            _ => Deadline::after(self.times.short),
+            _ => Deadline::after(self.left(self.times.short)),
         };
         match self.rpc.call(session, &call, deadline) {
             Ok(op) => {

@@ -10,6 +10,7 @@ mod tests;
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -42,17 +43,39 @@ pub enum TakeOverError {
     OtherClient,
 }
 
+/// Why a client is not handed to another process.
+#[derive(Debug, thiserror::Error)]
+pub enum SuspendError {
+    /// The server.
+    #[error("the server has not answered in time, and the next process would need it; try again when it answers")]
+    Late,
+    /// The state is too large.
+    #[error(transparent)]
+    State(#[from] StateError),
+}
+
 impl Client {
-    /// Ends the session and makes no other, and gives the client's state for another process. No call of a user may be under way. Calls fail
-    /// with `EIO` until [`Client::resume`].
+    /// Ends the session and makes no other, and gives the client's state for another process. No call of a user may be under way. Calls may
+    /// fail with `EIO` until [`Client::resume`], also after an error. Calls to the server take no longer than `limit` together.
     ///
     /// # Errors
-    /// The state is too large; the client is suspended then, too.
-    pub fn suspend(&self) -> Result<Vec<u8>, StateError> {
+    /// See [`SuspendError`].
+    pub fn suspend(&self, limit: Duration) -> Result<Vec<u8>, SuspendError> {
+        self.connection.set_end(limit);
         // Their names may lead to other files when the lease is gone.
         let unopened = self.caches.state().opens.take_all_unopened();
-        self.open_at_server(&unopened);
-        let live = self.connection.suspend();
+        let opened = self.open_at_server_in_time(&unopened);
+        if opened < unopened.len() {
+            let mut state = self.caches.state();
+            let table = self.table();
+            for handle in &unopened[opened..] {
+                if let Some((_, opened)) = table.handle(*handle) {
+                    state.opens.note_unopened(opened.node, *handle);
+                }
+            }
+            return Err(SuspendError::Late);
+        }
+        let live = self.connection.suspend().map_err(|_| SuspendError::Late)?;
         let given = {
             let mut state = self.caches.state();
             state.session = 0;
@@ -67,7 +90,7 @@ impl Client {
             self.connection.end(live);
         }
         self.unclosed().extend(self.closing.take());
-        self.state()
+        Ok(self.state()?)
     }
 
     /// Goes on after [`Client::suspend`], with a new session.

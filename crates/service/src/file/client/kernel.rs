@@ -65,6 +65,11 @@ pub(super) struct Opens {
 }
 
 impl Opens {
+    /// A file was opened without the server.
+    pub(super) fn note_unopened(&mut self, node: u64, handle: u64) {
+        self.unopened.entry(node).or_default().push(handle);
+    }
+
     pub(super) fn take_unopened(&mut self, node: u64) -> Vec<u64> {
         self.unopened.remove(&node).unwrap_or_default()
     }
@@ -348,7 +353,7 @@ impl Client {
         // No session has this epoch: the first call that needs the server opens it there.
         let handle = self.table().open(opened, Remote::default());
         self.openers.opened(handle, caller);
-        state.opens.unopened.entry(opened.node).or_default().push(handle);
+        state.opens.note_unopened(opened.node, handle);
         Some(handle)
     }
 
@@ -358,6 +363,15 @@ impl Client {
             // One that has gone meanwhile is stale when it is used.
             let _ = self.live().and_then(|live| self.remote_handle(live, Caller::default(), *handle));
         }
+    }
+
+    /// The same until the connection has reached its end; gives how many were opened before.
+    pub(super) fn open_at_server_in_time(&self, handles: &[u64]) -> usize {
+        let is_late = |handle: &u64| {
+            self.open_at_server(std::slice::from_ref(handle));
+            self.connection.has_reached_end()
+        };
+        handles.iter().position(is_late).unwrap_or(handles.len())
     }
 
     /// A file was made and opened for the kernel of a mount.
