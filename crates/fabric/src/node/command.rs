@@ -44,7 +44,7 @@ pub(super) enum Command {
     /// A message of the layer's.
     Say {
         session: Session,
-        header: Box<crate::wire::Header>,
+        header: crate::wire::Header,
         payload: Vec<u8>,
     },
     Put {

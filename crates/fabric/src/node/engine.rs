@@ -392,7 +392,7 @@ impl Core {
             Command::Send { op, session, header, payload } => {
                 self.send(fabric, reactor, session, Waiting::Message { op, header, payload });
             }
-            Command::Say { session, header, payload } => self.say(fabric, reactor, session, *header, &payload),
+            Command::Say { session, header, payload } => self.say(fabric, reactor, session, header, &payload),
             Command::Put { op, session, segments, to, message: Some(message) } => {
                 self.send(fabric, reactor, session, Waiting::Put { op, segments, to, message });
             }

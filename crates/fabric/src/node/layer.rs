@@ -138,7 +138,7 @@ impl Node {
     ) -> Result<(), SubmitError> {
         let mut shared = self.inner.lock()?;
         shared.usable(session)?;
-        shared.commands.push_back(Command::Say { session, header: Box::new(header), payload });
+        shared.commands.push_back(Command::Say { session, header, payload });
         shared.commands.extend(alarm.map(|at| Command::Alarm { at }));
         self.inner.nudge(shared);
         Ok(())

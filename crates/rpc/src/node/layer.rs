@@ -32,7 +32,8 @@ impl RpcLayer {
     /// Sends what the call protocol has to say, and behind it the calls that have credit by now. Credit comes back in more
     /// ways than by the message at hand: with a third node's answer over another session, or with the end of one.
     fn send(mut tables: MutexGuard<'_, Tables>, turn: &mut Turn<'_>) {
-        for out in std::mem::take(tables.calls.outbox()) {
+        // Drained, so that the list keeps its room.
+        for out in tables.calls.outbox().drain(..) {
             turn.send(out.session.into(), out.header, &out.payload);
         }
         if seeded::is(Bug::WaitingCallsForgotten) {
