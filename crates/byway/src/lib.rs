@@ -38,6 +38,7 @@ pub mod reload;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod run;
 pub mod serve;
+mod share_uri;
 pub mod spec;
 pub mod supervisor;
 pub mod tls;

@@ -13,8 +13,19 @@ use rig::{Wire, answer_plain, connect, open, reply, soon};
 use turner::Turner;
 
 /// Modules with a test for each case, over a mix of wires and on a backend: the caller's session goes over the first wire, that of
-/// the server with the third node over the second.
+/// the server with the third node over the second. `each_kind` stands for the mixes of all wires that need no device.
 macro_rules! over_each_mix {
+    ([each_kind, $($more:tt)*], $cases:tt) => {
+        over_each_mix!([
+            tcp_and_shm_epoll = Tcp Shm Epoll,
+            shm_and_unix_epoll = Shm Unix Epoll,
+            unix_and_tcp_epoll = Unix Tcp Epoll,
+            tcp_and_shm_uring = Tcp Shm Uring,
+            shm_and_unix_uring = Shm Unix Uring,
+            unix_and_tcp_uring = Unix Tcp Uring,
+            $($more)*
+        ], $cases);
+    };
     ([$($module:ident = $first:ident $second:ident $io:ident),* $(,)?], $cases:tt) => {
         $(over_each_mix!(@ $module, [$first, $second], $io, $cases);)*
     };
@@ -22,9 +33,9 @@ macro_rules! over_each_mix {
         mod $module {
             $(#[test]
             fn $case() {
-                let (io, wires) = (byway_reactor::IoChoice::$io, [super::Wire::$first, super::Wire::$second]);
-                if super::rig::is_there(io, &wires) {
-                    super::$case(super::Three::new(io, wires));
+                let (io, wires) = (byway_reactor::IoChoice::$io, [crate::Wire::$first, crate::Wire::$second]);
+                if crate::rig::is_there(io, &wires) {
+                    crate::$case(crate::Three::new(io, wires));
                 }
             })*
         }
@@ -33,12 +44,7 @@ macro_rules! over_each_mix {
 
 over_each_mix!(
     [
-        tcp_and_shm_epoll = Tcp Shm Epoll,
-        shm_and_unix_epoll = Shm Unix Epoll,
-        unix_and_tcp_epoll = Unix Tcp Epoll,
-        tcp_and_shm_uring = Tcp Shm Uring,
-        shm_and_unix_uring = Shm Unix Uring,
-        unix_and_tcp_uring = Unix Tcp Uring,
+        each_kind,
         rdma_and_shm_epoll = Rdma Shm Epoll,
         tcp_and_rdma_epoll = Tcp Rdma Epoll,
         rdma_and_tcp_uring = Rdma Tcp Uring,
@@ -52,34 +58,29 @@ over_each_mix!(
     ]
 );
 
-// A window of the caller's for one of two sessions, which no device has (0023): the caller's session is not over RDMA.
-over_each_mix!(
-    [
-        tcp_and_shm_epoll_for_one_of_two = Tcp Shm Epoll,
-        shm_and_unix_epoll_for_one_of_two = Shm Unix Epoll,
-        unix_and_tcp_epoll_for_one_of_two = Unix Tcp Epoll,
-        tcp_and_shm_uring_for_one_of_two = Tcp Shm Uring,
-        shm_and_unix_uring_for_one_of_two = Shm Unix Uring,
-        unix_and_tcp_uring_for_one_of_two = Unix Tcp Uring,
-        tcp_and_rdma_epoll_for_one_of_two = Tcp Rdma Epoll,
-        shm_and_rdma_uring_for_one_of_two = Shm Rdma Uring,
-    ],
-    [a_page_comes_from_the_first_session_that_puts_it_and_from_no_other]
-);
+/// A window of the caller's for one of two sessions, which no device has (0023): the caller's session is not over RDMA.
+mod for_one_of_two {
+    over_each_mix!(
+        [each_kind, tcp_and_rdma_epoll = Tcp Rdma Epoll, shm_and_rdma_uring = Shm Rdma Uring],
+        [a_page_comes_from_the_first_session_that_puts_it_and_from_no_other]
+    );
+}
 
-over_each_mix!(
-    [
-        tcp_and_shm_epoll_comes_back = Tcp Shm Epoll,
-        shm_and_unix_epoll_comes_back = Shm Unix Epoll,
-        unix_and_tcp_uring_comes_back = Unix Tcp Uring,
-    ],
-    [
-        a_call_that_comes_back_is_carried_on_by_its_continuation,
-        a_call_that_came_back_is_answered_once,
-        an_answer_is_passed_on_by_each_node_that_delegated_the_call,
-        a_delegated_call_is_answered_when_the_third_node_ends,
-    ]
-);
+mod comes_back {
+    over_each_mix!(
+        [
+            tcp_and_shm_epoll = Tcp Shm Epoll,
+            shm_and_unix_epoll = Shm Unix Epoll,
+            unix_and_tcp_uring = Unix Tcp Uring,
+        ],
+        [
+            a_call_that_comes_back_is_carried_on_by_its_continuation,
+            a_call_that_came_back_is_answered_once,
+            an_answer_is_passed_on_by_each_node_that_delegated_the_call,
+            a_delegated_call_is_answered_when_the_third_node_ends,
+        ]
+    );
+}
 
 /// Caller, server and third node; the server's session with the third node, the caller's with the server.
 struct Three {

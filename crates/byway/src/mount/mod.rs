@@ -23,7 +23,7 @@ use std::time::{Duration, SystemTime};
 use byway_frontend::fuse::mount::{MountError, MountOptions, mount, set_read_ahead, unmount};
 use byway_frontend::fuse::session::Wishes;
 use byway_frontend::fuse::{Driver, DriverError};
-use byway_service::file::client::{Client, ClientError, ClientOptions};
+use byway_service::file::client::{Client, ClientOptions};
 use clap::Args;
 
 use self::cached::Kernel;
@@ -35,8 +35,9 @@ pub use self::status::MountStatus;
 pub(crate) use self::status::print as print_status;
 use self::takeover::{Predecessor, TakeoverError};
 use crate::limits::{MOUNT_READ_AHEAD_BYTES, MOUNT_THREADS};
-use crate::remote::{RemoteUri, RemoteUriError};
-use crate::tls::{ClientTlsArguments, ClientTlsError};
+use crate::remote::RemoteUri;
+use crate::share_uri::{ShareUriError, client_options, share_of};
+use crate::tls::ClientTlsArguments;
 
 /// How long the kernel may take to begin.
 const BEGIN_LIMIT: Duration = Duration::from_secs(10);
@@ -115,26 +116,9 @@ pub struct UmountArguments {
 /// Why a share is not mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// No share is named.
-    #[error("{0} does not name a share; write byway://HOST/SHARE (byway ls byway://HOST lists them)")]
-    NoShare(String),
-    /// An address of NBD.
-    #[error("{0}: NBD has no shares; write byway://HOST/SHARE")]
-    Nbd(String),
-    /// The address.
+    /// The share.
     #[error(transparent)]
-    Uri(#[from] RemoteUriError),
-    /// TLS.
-    #[error(transparent)]
-    Tls(#[from] ClientTlsError),
-    /// The server.
-    #[error("{uri}: {source}")]
-    Client {
-        /// Which share.
-        uri: String,
-        /// Why.
-        source: ClientError,
-    },
+    Share(#[from] ShareUriError),
     /// The kernel.
     #[error(transparent)]
     Mount(#[from] MountError),
@@ -187,13 +171,10 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     if arguments.background {
         return background::start(directory);
     }
-    let RemoteUri::Native(_) = uri else { return Err(CommandError::Nbd(uri.to_string())) };
-    let share = uri.volume().filter(|name| !name.is_empty()).ok_or_else(|| CommandError::NoShare(uri.to_string()))?;
-    arguments.tls.check(uri.wants_tls())?;
-    let tls = uri.wants_tls().then(|| arguments.tls.client(uri.host())).transpose()?;
+    share_of(uri)?;
+    arguments.tls.check(uri.wants_tls()).map_err(ShareUriError::from)?;
     let lost_after = Duration::from_secs(arguments.wait);
-    let renews_locks = true;
-    let options = ClientOptions { tls, lost_after, renews_locks, ..ClientOptions::new(uri.resolve()?, share) };
+    let options = ClientOptions { lost_after, renews_locks: true, ..client_options(uri, &arguments.tls)? };
     let (driver, socket) = if arguments.takeover {
         take_over(uri, directory, options)?
     } else {
@@ -217,8 +198,7 @@ fn begin(
     directory: &Path,
     options: ClientOptions,
 ) -> Result<(Driver, Option<MountSocket>), CommandError> {
-    let failed = |source| CommandError::Client { uri: uri.to_string(), source };
-    let client = Arc::new(Client::connect(options).map_err(failed)?);
+    let client = Arc::new(Client::connect(options).map_err(|source| ShareUriError::client(uri, source))?);
     let is = |option| arguments.options.contains(&option);
     let is_last = |option: MountOption, opposite: MountOption| {
         let mut options = arguments.options.iter().rev();

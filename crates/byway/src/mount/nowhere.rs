@@ -12,6 +12,7 @@ use byway_service::file::client::{Client, ClientOptions};
 use super::filesystem::Mounted;
 use super::{BEGIN_LIMIT, CommandError, keep_caches, wishes};
 use crate::limits::MOUNT_THREADS;
+use crate::share_uri::ShareUriError;
 
 /// See the module. Only this process reaches it.
 pub(crate) struct DetachedMount {
@@ -27,7 +28,7 @@ impl DetachedMount {
     /// # Errors
     /// See [`CommandError`].
     pub(crate) fn new(address: Address, share: &str) -> Result<Self, CommandError> {
-        let failed = |source| CommandError::Client { uri: share.to_owned(), source };
+        let failed = |source| ShareUriError::Client { uri: share.to_owned(), source };
         let client = Arc::new(Client::connect(ClientOptions::new(address, share)).map_err(failed)?);
         let (channel, root) = mount_detached(&MountOptions { source: share.to_owned(), ..MountOptions::default() })?;
         let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;

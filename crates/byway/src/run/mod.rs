@@ -12,14 +12,15 @@ use std::process::{Command, ExitCode};
 use std::str::FromStr;
 
 use byway_reactor::Address;
-use byway_service::file::client::{Client, ClientError, ClientOptions};
+use byway_service::file::client::Client;
 use clap::Args;
 
 use self::report::Report;
 use crate::executable::{self, ExecutableError};
 use crate::limits::RUN_MAPS_MAX;
 use crate::remote::{RemoteUri, RemoteUriError};
-use crate::tls::{ClientTlsArguments, ClientTlsError};
+use crate::share_uri::{ShareUriError, client_options, share_of};
+use crate::tls::ClientTlsArguments;
 
 /// The library's file, beside this program or where the installation has it.
 const LIBRARY: &str = "libbyway_run.so";
@@ -80,18 +81,12 @@ pub enum RunError {
     /// The program.
     #[error(transparent)]
     Executable(#[from] ExecutableError),
-    /// Not byway's protocol.
-    #[error("{0}: NBD has no shares; write byway://HOST/SHARE")]
-    Nbd(String),
-    /// The client's side of TLS.
-    #[error(transparent)]
-    Tls(#[from] ClientTlsError),
     /// A path that the library cannot be told.
     #[error("{}: a path with control characters cannot be used by byway run; rename the file", .0.display())]
     Path(PathBuf),
-    /// No share is named.
-    #[error("{0} does not name a share; write byway://HOST/SHARE (byway ls byway://HOST lists them)")]
-    NoShare(String),
+    /// The share.
+    #[error(transparent)]
+    Share(#[from] ShareUriError),
     /// The prefix is in use.
     #[error(
         "--map {}: the path exists on this machine; choose one that does not exist, so that no call can reach local files by mistake",
@@ -104,20 +99,9 @@ pub enum RunError {
     /// More than fit.
     #[error("at most {RUN_MAPS_MAX} maps; mount the shares instead")]
     TooMany,
-    /// The address.
-    #[error(transparent)]
-    Uri(#[from] RemoteUriError),
     /// The path of a socket.
     #[error("the current directory is not known: {0}; give the socket's path from / on")]
     Directory(std::io::Error),
-    /// The server.
-    #[error("{uri}: {source}")]
-    Client {
-        /// Which share.
-        uri: String,
-        /// Why.
-        source: ClientError,
-    },
     /// The library.
     #[error(
         "{LIBRARY} is not beside this program, nor in ../lib/byway: build it with `cargo build -p byway-run`, or install byway"
@@ -166,7 +150,7 @@ fn prepare(maps: &[MapArgument], tls: &ClientTlsArguments) -> Result<OsString, R
     if maps.len() > RUN_MAPS_MAX {
         return Err(RunError::TooMany);
     }
-    tls.check(maps.iter().any(|map| map.uri.wants_tls()))?;
+    tls.check(maps.iter().any(|map| map.uri.wants_tls())).map_err(ShareUriError::from)?;
     // The program may change its directory.
     let tls = tls.absolute().map_err(RunError::Directory)?;
     let mut lines = Vec::new();
@@ -196,22 +180,19 @@ fn prepare(maps: &[MapArgument], tls: &ClientTlsArguments) -> Result<OsString, R
 
 /// Finds a share's server and has it answer: a program that could reach nothing is not started.
 fn check(uri: &RemoteUri, tls: &ClientTlsArguments) -> Result<(Address, String), RunError> {
-    if !matches!(uri, RemoteUri::Native(_)) {
-        return Err(RunError::Nbd(uri.to_string()));
-    }
-    let secure = uri.wants_tls().then(|| tls.client(uri.host())).transpose()?;
+    share_of(uri)?;
     // The program may change its directory.
     let uri = uri.absolute().map_err(RunError::Directory)?;
-    let share = uri.volume().filter(|name| !name.is_empty()).ok_or_else(|| RunError::NoShare(uri.to_string()))?;
-    let address = uri.resolve()?;
-    Client::connect(ClientOptions { tls: secure, ..ClientOptions::new(address.clone(), share) })
-        .map_err(|source| RunError::Client { uri: uri.to_string(), source })?;
-    Ok((address, share.to_owned()))
+    let options = client_options(&uri, tls)?;
+    let told = (options.address.clone(), options.share.clone());
+    Client::connect(options).map_err(|source| ShareUriError::client(&uri, source))?;
+    Ok(told)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tls::ClientTlsError;
 
     #[test]
     fn a_map_is_a_prefix_and_a_share() {
@@ -231,8 +212,11 @@ mod tests {
         assert!(matches!(maps(&["/tmp=byway://127.0.0.1:1/home"]), RunError::Exists(_)));
         let nested = ["/no-such/a/b=byway://127.0.0.1:1/x", "/no-such/a=byway://127.0.0.1:1/y"];
         assert!(matches!(maps(&nested), RunError::Overlap(_)));
-        assert!(matches!(maps(&["/no-such=byways://127.0.0.1:1/x"]), RunError::Tls(ClientTlsError::NoAuthority)));
-        assert!(matches!(maps(&["/no-such=byway://127.0.0.1:1/"]), RunError::NoShare(_)));
-        assert!(matches!(maps(&["/no-such=nbd://127.0.0.1:1/x"]), RunError::Nbd(_)));
+        assert!(matches!(
+            maps(&["/no-such=byways://127.0.0.1:1/x"]),
+            RunError::Share(ShareUriError::Tls(ClientTlsError::NoAuthority))
+        ));
+        assert!(matches!(maps(&["/no-such=byway://127.0.0.1:1/"]), RunError::Share(ShareUriError::NoShare(_))));
+        assert!(matches!(maps(&["/no-such=nbd://127.0.0.1:1/x"]), RunError::Share(ShareUriError::Nbd(_))));
     }
 }

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use byway_reactor::{Instant, IoChoice};
-use byway_service::file::client::ClientError;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -23,8 +22,7 @@ use crate::copy::location::Location;
 use crate::copy::progress::{self, Teller};
 use crate::limits::COPY_TREE_THREADS_MAX;
 use crate::output;
-use crate::remote::RemoteUriError;
-use crate::tls::ClientTlsError;
+use crate::share_uri::ShareUriError;
 use crate::units::show_size;
 
 /// Bytes of a read or write without `--chunk`: the most that one call moves.
@@ -41,26 +39,12 @@ pub enum TreeError {
         "{0} names a volume; write a slash behind the name of a share ({0}/), and copy between a volume and a share by way of a file"
     )]
     Volume(String),
-    /// NBD.
-    #[error("{0}: NBD has no shares; write byway://HOST/SHARE/PATH")]
-    Nbd(String),
     /// A flag that images alone have.
     #[error("{0} is for images and volumes; leave it out for files of a share")]
     Flag(&'static str),
-    /// The address.
+    /// The share.
     #[error(transparent)]
-    Uri(#[from] RemoteUriError),
-    /// TLS.
-    #[error(transparent)]
-    Tls(#[from] ClientTlsError),
-    /// The server.
-    #[error("{uri}: {source}")]
-    Client {
-        /// Which share.
-        uri: String,
-        /// Why.
-        source: ClientError,
-    },
+    Share(#[from] ShareUriError),
     /// Changes are refused.
     #[error("{0} is read-only; name another destination, or share it without `ro`, and without `:ro` for this client")]
     ReadOnly(String),
@@ -148,8 +132,8 @@ fn check_flags(arguments: &CopyArguments) -> Result<(), TreeError> {
         Location::Remote(uri) => uri.wants_tls(),
         Location::Tree(uri) => uri.remote.wants_tls(),
     };
-    arguments.tls.check(wants_tls(&arguments.source) || wants_tls(&arguments.destination))?;
-    Ok(())
+    let wants_tls = wants_tls(&arguments.source) || wants_tls(&arguments.destination);
+    Ok(arguments.tls.check(wants_tls).map_err(ShareUriError::from)?)
 }
 
 /// Directories with entries under way are open, on this machine's side.

@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use byway_service::file::client::{Client, ClientOptions};
+use byway_service::file::client::Client;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
@@ -16,6 +16,7 @@ use super::side::{Attributed, Directory, Facts};
 use crate::copy::command::CopyArguments;
 use crate::copy::location::Location;
 use crate::remote::{RemoteUri, TreeUri};
+use crate::share_uri::{ShareUriError, client_options};
 
 /// A side that was reached.
 pub(super) enum Side {
@@ -40,7 +41,7 @@ pub(super) enum Target {
 pub(super) fn reach(place: &Location, arguments: &CopyArguments, other: Option<&Side>) -> Result<Side, TreeError> {
     let uri = match place {
         Location::Path(path) => return Ok(Side::Local(path.clone())),
-        Location::Remote(RemoteUri::Nbd(uri)) => return Err(TreeError::Nbd(uri.to_string())),
+        Location::Remote(RemoteUri::Nbd(uri)) => return Err(ShareUriError::Nbd(uri.to_string()).into()),
         // With --recursive a bare name is a share's.
         Location::Remote(uri) if !arguments.recursive || uri.volume().is_none_or(str::is_empty) => {
             return Err(TreeError::Volume(uri.to_string()));
@@ -53,11 +54,8 @@ pub(super) fn reach(place: &Location, arguments: &CopyArguments, other: Option<&
     {
         return Ok(Side::Share(uri, Arc::clone(share)));
     }
-    let remote = &uri.remote;
-    let tls = remote.wants_tls().then(|| arguments.tls.client(remote.host())).transpose()?;
-    let name = remote.volume().unwrap_or_default();
-    let options = ClientOptions { tls, ..ClientOptions::new(remote.resolve()?, name) };
-    let client = Client::connect(options).map_err(|source| TreeError::Client { uri: remote.to_string(), source })?;
+    let options = client_options(&uri.remote, &arguments.tls)?;
+    let client = Client::connect(options).map_err(|source| ShareUriError::client(&uri.remote, source))?;
     Ok(Side::Share(uri, Arc::new(Share::new(client))))
 }
 

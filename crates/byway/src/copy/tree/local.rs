@@ -3,7 +3,7 @@
 use std::ffi::{CString, OsStr};
 use std::fs::File;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -44,28 +44,39 @@ pub(super) fn find(path: &Path) -> Result<Facts, Errno> {
     rustix::fs::stat(path).map(|stat| facts(&stat))
 }
 
-fn xattr_names(file: impl AsFd) -> Result<Vec<Vec<u8>>, Errno> {
-    let mut list = vec![0; XATTR_BYTES_MAX];
-    let len = rustix::fs::flistxattr(file, &mut list[..])?;
-    Ok(split_names(&list[..len]))
-}
+/// Directories and files.
+impl<T: AsFd> Attributed for T {
+    fn facts(&self) -> Result<Facts, Errno> {
+        rustix::fs::fstat(self).map(|stat| facts(&stat))
+    }
 
-fn xattr(file: impl AsFd, name: &[u8]) -> Result<Vec<u8>, Errno> {
-    let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-    let mut value = vec![0; XATTR_BYTES_MAX];
-    let len = rustix::fs::fgetxattr(file, name.as_c_str(), &mut value[..])?;
-    value.truncate(len);
-    Ok(value)
-}
+    fn xattr_names(&self) -> Result<Vec<Vec<u8>>, Errno> {
+        let mut list = vec![0; XATTR_BYTES_MAX];
+        let len = rustix::fs::flistxattr(self, &mut list[..])?;
+        Ok(split_names(&list[..len]))
+    }
 
-fn set_xattr(file: impl AsFd, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-    let name = CString::new(name).map_err(|_| Errno::INVAL)?;
-    rustix::fs::fsetxattr(file, name.as_c_str(), value, XattrFlags::empty())
-}
+    fn xattr(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        let mut value = vec![0; XATTR_BYTES_MAX];
+        let len = rustix::fs::fgetxattr(self, name.as_c_str(), &mut value[..])?;
+        value.truncate(len);
+        Ok(value)
+    }
 
-fn take_attributes(file: impl AsFd, of: &Facts) -> Result<(), Errno> {
-    rustix::fs::fchmod(file.as_fd(), Mode::from_raw_mode(of.mode_of_copy()))?;
-    rustix::fs::futimens(file.as_fd(), &timestamps(of))
+    fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
+        let name = CString::new(name).map_err(|_| Errno::INVAL)?;
+        rustix::fs::fsetxattr(self, name.as_c_str(), value, XattrFlags::empty())
+    }
+
+    fn take_attributes(&self, of: &Facts) -> Result<(), Errno> {
+        rustix::fs::fchmod(self, Mode::from_raw_mode(of.mode_of_copy()))?;
+        rustix::fs::futimens(self, &timestamps(of))
+    }
+
+    fn sync(&self) -> Result<(), Errno> {
+        rustix::fs::fsync(self)
+    }
 }
 
 /// See the module.
@@ -81,29 +92,9 @@ impl LocalDirectory {
     }
 }
 
-impl Attributed for LocalDirectory {
-    fn facts(&self) -> Result<Facts, Errno> {
-        rustix::fs::fstat(&self.0).map(|stat| facts(&stat))
-    }
-
-    fn xattr_names(&self) -> Result<Vec<Vec<u8>>, Errno> {
-        xattr_names(&self.0)
-    }
-
-    fn xattr(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        xattr(&self.0, name)
-    }
-
-    fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        set_xattr(&self.0, name, value)
-    }
-
-    fn take_attributes(&self, of: &Facts) -> Result<(), Errno> {
-        take_attributes(&self.0, of)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        rustix::fs::fsync(&self.0)
+impl AsFd for LocalDirectory {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -200,29 +191,9 @@ fn errno(error: &std::io::Error) -> Errno {
     Errno::from_io_error(error).unwrap_or(Errno::IO)
 }
 
-impl Attributed for LocalFile {
-    fn facts(&self) -> Result<Facts, Errno> {
-        rustix::fs::fstat(&self.0).map(|stat| facts(&stat))
-    }
-
-    fn xattr_names(&self) -> Result<Vec<Vec<u8>>, Errno> {
-        xattr_names(&self.0)
-    }
-
-    fn xattr(&self, name: &[u8]) -> Result<Vec<u8>, Errno> {
-        xattr(&self.0, name)
-    }
-
-    fn set_xattr(&self, name: &[u8], value: &[u8]) -> Result<(), Errno> {
-        set_xattr(&self.0, name, value)
-    }
-
-    fn take_attributes(&self, of: &Facts) -> Result<(), Errno> {
-        take_attributes(&self.0, of)
-    }
-
-    fn sync(&self) -> Result<(), Errno> {
-        rustix::fs::fsync(&self.0)
+impl AsFd for LocalFile {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
