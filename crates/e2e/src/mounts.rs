@@ -68,6 +68,11 @@ impl MountRig {
         format!("byway+unix:///share?socket={}", self.path("socket").display())
     }
 
+    /// The share over TCP at its server.
+    pub fn tcp(&self, server: &Server) -> String {
+        format!("byway://127.0.0.1:{}/share", server.port("byway"))
+    }
+
     /// Mounts the share on a folder of that name.
     ///
     /// # Panics
@@ -137,6 +142,19 @@ impl Mount {
         let mut value = [0; 32];
         let len = rustix::fs::getxattr(&self.at, "byway.messages", &mut value[..]).expect("a mount says");
         str::from_utf8(&value[..len]).expect("a number").parse().expect("a number")
+    }
+
+    /// Does something until it costs no message, for example because what it asks for is cached: another mount's change may be under way.
+    ///
+    /// # Panics
+    /// If it costs messages for too long.
+    pub fn until_free(&self, what: &str, mut act: impl FnMut()) {
+        until(Instant::now() + LIMIT, what, || {
+            act();
+            let before = self.messages();
+            act();
+            (self.messages() == before).then_some(())
+        });
     }
 
     /// The number of its process.

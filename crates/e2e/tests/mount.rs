@@ -34,7 +34,7 @@ fn trees_go_through_a_mount_whole() {
     let server = rig.serve();
     std::fs::create_dir(rig.path("local")).unwrap();
     shell(&rig.path("local"), TREE);
-    let tcp = format!("byway://127.0.0.1:{}/share", server.port("byway"));
+    let tcp = rig.tcp(&server);
     for (name, uri) in [("tcp", tcp), ("unix", rig.unix())] {
         let mount = rig.mount(name, &uri, &[]);
         let (local, at) = (rig.path("local").display().to_string(), mount.at.clone());
@@ -94,7 +94,7 @@ fn two_mounts_see_each_other(options: &'static str) {
     let rig = Rig::new(options);
     let server = rig.serve();
     let one = rig.mount("one", &rig.unix(), &[]);
-    let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+    let two = rig.mount("two", &rig.tcp(&server), &[]);
     let mut writer = File::create(one.path("file")).unwrap();
     let mut reader = File::open(two.path("file")).unwrap();
     for round in 0..50u32 {

@@ -25,6 +25,8 @@ struct Mounts {
     server: Server,
     one: Mount,
     two: Mount,
+    /// What is shared, if it is not the temporary folder's file system.
+    _disk: Option<SmallDisk>,
 }
 
 impl Mounts {
@@ -35,8 +37,8 @@ impl Mounts {
     fn on(rig: MountRig) -> Self {
         let server = rig.serve();
         let one = rig.mount("one", &rig.unix(), &[]);
-        let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
-        Self { rig, server, one, two }
+        let two = rig.mount("two", &rig.tcp(&server), &[]);
+        Self { rig, server, one, two, _disk: None }
     }
 
     fn unmount(self) {
@@ -45,24 +47,35 @@ impl Mounts {
     }
 }
 
+/// Does something on two mounts of each kind of share.
+fn on_each_share(act: impl Fn(&Mounts, &str)) {
+    on_each(Mounts::new, act);
+}
+
+fn on_each(mounts: impl Fn(&'static str) -> Mounts, act: impl Fn(&Mounts, &str)) {
+    if lacks_mounts() {
+        return;
+    }
+    for options in SHARES {
+        let mounts = mounts(options);
+        act(&mounts, options);
+        mounts.unmount();
+    }
+}
+
 /// Makes calls in a folder beside the share, and in one on a mount of each kind of share; what they return and leave must be the same.
 fn compare<T: PartialEq + std::fmt::Debug>(calls: impl Fn(&Path) -> T) -> Option<T> {
-    if lacks_mounts() {
-        return None;
-    }
-    let mut expected = None;
-    for options in SHARES {
-        let mounts = Mounts::new(options);
+    let expected = std::cell::Cell::new(None);
+    on_each_share(|mounts, options| {
         let (plain, folder) = (mounts.rig.path("plain"), mounts.one.path("folder"));
         for path in [&plain, &folder] {
             std::fs::create_dir(path).unwrap();
         }
         let below = calls(&plain);
         assert_eq!(calls(&folder), below, "{options}");
-        expected = Some(below);
-        mounts.unmount();
-    }
-    expected
+        expected.set(Some(below));
+    });
+    expected.into_inner()
 }
 
 /// Names and contents of a folder; directories end with a slash.
@@ -121,11 +134,7 @@ fn names_are_exchanged_and_not_replaced_where_a_rename_says_so() {
 
 #[test]
 fn an_exchange_of_names_is_seen_by_another_mount_at_once() {
-    if lacks_mounts() {
-        return;
-    }
-    for options in SHARES {
-        let mounts = Mounts::new(options);
+    on_each_share(|mounts, _| {
         let texts = || ["a", "b"].map(|name| std::fs::read_to_string(mounts.two.path(name)).unwrap());
         for name in ["a", "b"] {
             std::fs::write(mounts.one.path(name), name).unwrap();
@@ -137,18 +146,13 @@ fn an_exchange_of_names_is_seen_by_another_mount_at_once() {
             let [a, b] = ["a", "b"].map(|name| mounts.one.path(name));
             renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE).unwrap();
         }
-        mounts.unmount();
-    }
+    });
 }
 
 /// Each waits for the other's lock: one of them is refused, and the other gets its lock when the first lets go.
 #[test]
 fn a_circle_of_waits_over_two_mounts_is_refused() {
-    if lacks_mounts() {
-        return;
-    }
-    for options in SHARES {
-        let mounts = Mounts::new(options);
+    on_each_share(|mounts, options| {
         let (send, results) = mpsc::channel();
         let files: Vec<_> = [(&mounts.one, "a", "b"), (&mounts.two, "b", "a")]
             .into_iter()
@@ -171,17 +175,12 @@ fn a_circle_of_waits_over_two_mounts_is_refused() {
         // The first answer is the refusal: the other waits until the refused one lets go.
         let results = [(); 2].map(|()| results.recv_timeout(LIMIT).expect("an end of the circle"));
         assert!(results.contains(&Err(Errno::DEADLK)) && results.contains(&Ok(())), "{options}: {results:?}");
-        mounts.unmount();
-    }
+    });
 }
 
 #[test]
 fn a_socket_has_its_name_on_a_mount() {
-    if lacks_mounts() {
-        return;
-    }
-    for options in SHARES {
-        let mounts = Mounts::new(options);
+    on_each_share(|mounts, _| {
         let path = mounts.one.path("socket");
         let listener = UnixListener::bind(&path).unwrap();
         let mut client = UnixStream::connect(&path).unwrap();
@@ -200,8 +199,7 @@ fn a_socket_has_its_name_on_a_mount() {
         std::fs::remove_file(mounts.two.path("socket")).unwrap();
         assert!(UnixStream::connect(&path).is_err());
         drop(listener);
-        mounts.unmount();
-    }
+    });
 }
 
 /// Open flags of a process's descriptor of a file.
@@ -219,11 +217,7 @@ fn flags_of(process: u32, file: &Path) -> Option<u32> {
 
 #[test]
 fn synchronous_writes_are_synchronous_at_the_server() {
-    if lacks_mounts() {
-        return;
-    }
-    for options in SHARES {
-        let mounts = Mounts::new(options);
+    on_each_share(|mounts, options| {
         for (name, asked) in [("plain", OFlags::empty()), ("sync", OFlags::SYNC), ("dsync", OFlags::DSYNC)] {
             let mut open = File::options();
             let file = open.create(true).truncate(false).write(true).custom_flags(asked.bits() as i32);
@@ -233,8 +227,7 @@ fn synchronous_writes_are_synchronous_at_the_server() {
             let flags = flags_of(mounts.server.id(), &below).expect("the server has it open");
             assert_eq!(OFlags::from_bits_retain(flags) & OFlags::SYNC, asked, "{options}, {name}: {flags:o}");
         }
-        mounts.unmount();
-    }
+    });
 }
 
 #[test]
@@ -270,14 +263,13 @@ fn attributes_of_security_modules_are_kept() {
 
 #[test]
 fn room_and_names_are_those_of_the_file_system_below() {
-    if lacks_mounts() {
-        return;
-    }
-    for options in SHARES {
+    // Each on a file system of its own, which ends after the mounts and the server.
+    let small = |options| {
         let rig = MountRig::new(options);
-        // Nobody else uses this one.
         let disk = SmallDisk::mount(&rig.below());
-        let mounts = Mounts::on(rig);
+        Mounts { _disk: Some(disk), ..Mounts::on(rig) }
+    };
+    on_each(small, |mounts, options| {
         let seen = |path: &Path| {
             let stat = statvfs(path).unwrap();
             let room = (stat.f_bsize, stat.f_frsize, stat.f_blocks, stat.f_bfree, stat.f_bavail);
@@ -291,10 +283,7 @@ fn room_and_names_are_those_of_the_file_system_below() {
         assert_eq!(full, seen(&mounts.rig.below()), "{options}");
         let ((.., before), (.., after)) = (empty.0, full.0);
         assert!(after < before, "{options}: {after} blocks of {before} are left");
-        drop(file);
-        mounts.unmount();
-        drop(disk);
-    }
+    });
 }
 
 /// The modes of `fallocate(2)` that Linux passes to a FUSE file system, on a file of 64 KiB; then its size, its room and its bytes.
@@ -335,11 +324,7 @@ fn room_is_allocated_kept_and_zeroed() {
 /// extents, which `copy_file_range` may do at the server.
 #[test]
 fn ranges_are_not_collapsed_or_inserted_or_cloned_on_a_mount() {
-    if lacks_mounts() {
-        return;
-    }
-    for options in SHARES {
-        let mounts = Mounts::new(options);
+    on_each_share(|mounts, _| {
         std::fs::write(mounts.one.path("file"), [7; 65_536]).unwrap();
         let file = File::options().read(true).write(true).open(mounts.one.path("file")).unwrap();
         for mode in [FallocateFlags::COLLAPSE_RANGE, FallocateFlags::INSERT_RANGE] {
@@ -350,8 +335,7 @@ fn ranges_are_not_collapsed_or_inserted_or_cloned_on_a_mount() {
         assert_eq!(rustix::fs::copy_file_range(&file, None, &other, None, 65_536), Ok(65_536));
         assert!(std::fs::read(mounts.rig.below().join("clone")).unwrap() == [7; 65_536]);
         drop((file, other));
-        mounts.unmount();
-    }
+    });
 }
 
 /// The next names of a directory, as many as fit, each with the place behind it.

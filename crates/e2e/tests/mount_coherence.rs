@@ -7,17 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, Mount, MountRig as Rig, SkipReason, find_tool, lacks_mounts, noise, run_well, until};
-
-/// Does something until it costs no message: another mount's change may be under way.
-fn until_free(mount: &Mount, what: &str, mut act: impl FnMut()) {
-    until(Instant::now() + LIMIT, what, || {
-        act();
-        let before = mount.messages();
-        act();
-        (mount.messages() == before).then_some(())
-    });
-}
+use byway_e2e::{LIMIT, MountRig as Rig, SkipReason, find_tool, lacks_mounts, noise, run_well};
 
 /// Reads a file as programs do that map nothing.
 fn bytes_of(path: &Path) -> Vec<u8> {
@@ -38,31 +28,31 @@ fn what_a_mount_knows_costs_no_message() {
     }
     let server = rig.serve();
     let one = rig.mount("one", &rig.unix(), &[]);
-    let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+    let two = rig.mount("two", &rig.tcp(&server), &[]);
 
-    until_free(&one, "a free second read", || assert!(bytes_of(&one.path("file")) == bytes));
-    until_free(&one, "a free second stat", || {
+    one.until_free("a free second read", || assert!(bytes_of(&one.path("file")) == bytes));
+    one.until_free("a free second stat", || {
         assert_eq!(std::fs::metadata(one.path("file")).unwrap().len(), 5_000_000);
     });
-    until_free(&one, "a free second listing", || {
+    one.until_free("a free second listing", || {
         assert_eq!(std::fs::read_dir(one.path("folder")).unwrap().count(), 100);
     });
-    until_free(&one, "a free second look at what is not there", || assert!(!one.path("missing").exists()));
-    until_free(&one, "free small files", || {
+    one.until_free("a free second look at what is not there", || assert!(!one.path("missing").exists()));
+    one.until_free("free small files", || {
         (0..100).for_each(|number| {
             assert_eq!(bytes_of(&one.path(&format!("folder/{number}"))), format!("{number}").as_bytes());
         });
     });
     let path = one.at.display();
     let listed = |script: String| run_well(Path::new("/bin/sh"), &["-c", &script]);
-    until_free(&one, "a free ls -lR", || assert!(listed(format!("ls -lR {path}")).len() > 1000));
+    one.until_free("a free ls -lR", || assert!(listed(format!("ls -lR {path}")).len() > 1000));
 
     // What the other changes is asked for again, once.
     std::fs::write(two.path("folder/7"), "seven").unwrap();
     std::fs::rename(two.path("folder/8"), two.path("folder/eight")).unwrap();
     assert_eq!(bytes_of(&one.path("folder/7")), b"seven");
     assert!(!one.path("folder/8").exists() && one.path("folder/eight").exists());
-    until_free(&one, "a free listing again", || {
+    one.until_free("a free listing again", || {
         assert_eq!(std::fs::read_dir(one.path("folder")).unwrap().count(), 100);
     });
     one.unmount();
@@ -148,7 +138,7 @@ fn git_status_on_a_warm_tree_costs_no_message() {
         "git -c init.defaultBranch=main init -q repo; cd repo; git config user.email a@b; git config user.name a; \
          for d in 1 2 3; do mkdir $d; for n in 1 2 3 4 5; do echo $d $n > $d/$n; done; done; git add .; git commit -qm all",
     );
-    until_free(&one, "a free git status", || assert_eq!(shell("cd repo; git status --short"), ""));
+    one.until_free("a free git status", || assert_eq!(shell("cd repo; git status --short"), ""));
     one.unmount();
 }
 
@@ -160,12 +150,12 @@ fn a_file_that_was_opened_without_a_message_outlives_its_name() {
     let rig = Rig::new(",users=squash:0,writers=exclusive");
     let server = rig.serve();
     let one = rig.mount("one", &rig.unix(), &[]);
-    let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+    let two = rig.mount("two", &rig.tcp(&server), &[]);
     let bytes = noise(100_000, 2);
     for remover in [&two, &one] {
         std::fs::write(two.path("file"), &bytes).unwrap();
         // Opened, and not read: the kernel has no pages.
-        until_free(&one, "a free open", || drop(File::open(one.path("file")).unwrap()));
+        one.until_free("a free open", || drop(File::open(one.path("file")).unwrap()));
         let before = one.messages();
         let open = File::open(one.path("file")).unwrap();
         assert_eq!(one.messages(), before);
@@ -204,7 +194,7 @@ fn readers_beside_a_program_that_rewrites_a_file_see_no_zeroes() {
     let mount = rig.mount("mount", &rig.unix(), &[]);
     let path = &mount.path("file");
     std::fs::write(path, "first").unwrap();
-    until_free(&mount, "a cached file", || _ = bytes_of(path));
+    mount.until_free("a cached file", || _ = bytes_of(path));
     let (done, reads) = (&AtomicBool::new(false), &AtomicU64::new(0));
     let read = || {
         while !done.load(Ordering::Relaxed) {

@@ -64,7 +64,7 @@ fn a_mount_copies_no_byte_of_a_large_read() {
     }
     let rig = MountRig::new(",users=squash:0");
     let server = rig.serve();
-    let mount = rig.mount("mount", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+    let mount = rig.mount("mount", &rig.tcp(&server), &[]);
     let (bytes, data) = (noise(LEN, 1), rig.path("perf.data"));
     let written = copying(&perf, &mount, &data, || {
         (0..ROUNDS).for_each(|_| File::create(mount.path("file")).unwrap().write_all(&bytes).unwrap());

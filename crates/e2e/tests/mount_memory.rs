@@ -47,7 +47,7 @@ fn a_mount_and_its_server_have_bounded_memory_under_load() {
     for options in [",users=squash:0", ",users=squash:0,writers=exclusive"] {
         let rig = MountRig::new(options);
         let server = rig.serve();
-        let mount = rig.mount("mount", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+        let mount = rig.mount("mount", &rig.tcp(&server), &[]);
         let is_over = AtomicBool::new(false);
         let peaks = std::thread::scope(|scope| {
             let watch = scope.spawn(|| {

@@ -121,7 +121,7 @@ fn fio_finds_its_own_bytes_on_another_mount() {
         let rig = MountRig::new(options);
         let server = rig.serve();
         let one = rig.mount("one", &rig.unix(), &[]);
-        let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+        let two = rig.mount("two", &rig.tcp(&server), &[]);
         for (engine, direct) in [("psync", 0), ("libaio", 1), ("io_uring", 0), ("mmap", 0)] {
             let job = [
                 "--name=verify".to_owned(),
@@ -160,7 +160,7 @@ fn four_programs_on_two_mounts_change_one_file_under_locks() {
         std::fs::write(rig.below().join("cells"), (0..CELLS).flat_map(empty).collect::<Vec<_>>()).unwrap();
         let server = rig.serve();
         let one = rig.mount("one", &rig.unix(), &[]);
-        let two = rig.mount("two", &format!("byway://127.0.0.1:{}/share", server.port("byway")), &[]);
+        let two = rig.mount("two", &rig.tcp(&server), &[]);
         let work = |mount: &Mount, seed: usize| {
             let (path, seed) = (mount.path("cells").display().to_string(), seed.to_string());
             let said = run_well(&python, &[&script, &path, &CELLS.to_string(), &seed, rounds]);
