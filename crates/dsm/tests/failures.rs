@@ -5,10 +5,13 @@ mod harness;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use byway_dsm::Wire;
 use byway_dsm::launch::{JobEnd, Launch, Running, Stream};
+use byway_dsm::limits::END_TIME_MAX;
 use byway_fabric::random::Random;
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process};
@@ -38,17 +41,70 @@ fn lives(pid: u32) -> bool {
     opened.is_ok() && !status.contains(") Z ")
 }
 
-/// Sends a signal to a process of a job, some time after all have joined. Gives the job's end and what its processes said.
+/// The value of a variable in a process's environment.
+fn variable_of(pid: u32, name: &str) -> Option<String> {
+    let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
+    let environment = String::from_utf8_lossy(&environment).into_owned();
+    environment.split('\0').find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
+}
+
+/// What a job could leave on this machine: processes with its number, its folder, sockets in that, and memory in this process, which has launched it.
+struct Traces {
+    job: String,
+    folder: String,
+}
+
+impl Traces {
+    fn of(pid: u32) -> Self {
+        let variable = |name| variable_of(pid, name).unwrap();
+        Self { job: variable("BYWAY_DSM_JOB"), folder: variable("BYWAY_DSM_FOLDER") }
+    }
+
+    fn left(&self) -> Vec<String> {
+        let all = std::fs::read_dir("/proc").unwrap().flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let is_of_job = |pid: &u32| lives(*pid) && variable_of(*pid, "BYWAY_DSM_JOB").as_ref() == Some(&self.job);
+        let mut left: Vec<String> = pids.filter(is_of_job).map(|pid| format!("process {pid}")).collect();
+        if Path::new(&self.folder).exists() {
+            left.push(format!("folder {}", self.folder));
+        }
+        let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
+        left.extend(sockets.lines().filter(|line| line.contains(&self.folder)).map(|line| format!("socket {line}")));
+        let memory = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+        let memory = memory.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+        left.extend(memory.filter(|file| file.starts_with("/memfd:")).map(|file| format!("memory {}", file.display())));
+        let shared = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
+        let shared = shared.filter(|entry| entry.file_name().to_string_lossy().contains(&self.job));
+        left.extend(shared.map(|entry| format!("memory {}", entry.path().display())));
+        left
+    }
+}
+
+/// Sends a signal to a process of a job, some time after all have joined. Gives the job's end and what its processes said. A job that has not ended
+/// twice the keep-alive later, and the time that the launcher gives processes to end, is stopped, and is [`JobEnd::Stopped`] then.
 fn disturb(job: &Launch, victim: usize, after: Duration, signal: Signal) -> (JobEnd, Vec<(usize, String)>) {
     let running: Running = job.start().unwrap();
     let pids = running.pids().to_vec();
     let pid = Pid::from_raw(pids[victim] as i32).unwrap();
     let all = pids.clone();
+    let (stopper, has_ended, limit) =
+        (running.stopper(), Arc::new(AtomicBool::new(false)), 2 * job.keep_alive + END_TIME_MAX);
+    let ended = Arc::clone(&has_ended);
     let killer = std::thread::spawn(move || {
         wait_for("the processes never join", || all.iter().all(|pid| has_joined(*pid)));
         let at = Instant::now() + after;
         wait_for("time stands still", || Instant::now() >= at);
+        let traces = Traces::of(all[victim]);
         kill_process(pid, signal).unwrap();
+        let until = Instant::now() + limit;
+        while !ended.load(Ordering::Acquire) {
+            if Instant::now() >= until {
+                stopper.stop();
+                break;
+            }
+            std::thread::park_timeout(until - Instant::now());
+        }
+        traces
     });
     let mut lines = Vec::new();
     let end = running.wait(|rank, stream, line| {
@@ -56,8 +112,11 @@ fn disturb(job: &Launch, victim: usize, after: Duration, signal: Signal) -> (Job
             lines.push((rank, String::from_utf8_lossy(line).into_owned()));
         }
     });
-    killer.join().unwrap();
+    has_ended.store(true, Ordering::Release);
+    killer.thread().unpark();
+    let traces = killer.join().unwrap();
     assert!(!pids.iter().any(|pid| lives(*pid)), "a process is left");
+    assert_eq!(traces.left(), Vec::<String>::new(), "the job leaves something");
     (end, lines)
 }
 
