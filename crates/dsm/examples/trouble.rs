@@ -32,6 +32,7 @@ fn main() -> std::process::ExitCode {
         "address" => address(),
         "sizes" => sizes(),
         "refused" => refused(),
+        "dies" => dies(),
         _ => Err("it knows the names of its functions".into()),
     };
     done.map_or_else(
@@ -138,6 +139,24 @@ fn sizes() -> Done {
 fn refused() -> Done {
     if std::env::var("BYWAY_DSM_RANK")? == "1" {
         deny(&[libc::SYS_userfaultfd, libc::SYS_ioctl])?;
+    }
+    Ok(Job::join()?.finish()?)
+}
+
+/// Rank 0 ends by status 3 while rank 1 connects to it: the connection is made, and ends with the process.
+fn dies() -> Done {
+    if std::env::var("BYWAY_DSM_RANK")? == "0" {
+        let peers = std::env::var("BYWAY_DSM_PEERS")?;
+        let mine = peers.split(',').next().unwrap_or_default();
+        let listener = std::net::TcpListener::bind(mine)?;
+        let (connection, _) = listener.accept()?;
+        // Its first bytes are here.
+        connection.peek(&mut [0])?;
+        drop(connection);
+        drop(listener);
+        // The launcher names the first process that ends: the other one must have the time to name a wrong reason.
+        std::thread::park_timeout(Duration::from_secs(1));
+        std::process::exit(3);
     }
     Ok(Job::join()?.finish()?)
 }

@@ -16,7 +16,7 @@ use crate::area::AreaError;
 use crate::checkpoint::CheckpointError;
 use crate::environment::{Environment, EnvironmentError, Meeting, Wire};
 use crate::job::CallError;
-use crate::limits::{JOIN_PAUSE, JOIN_TIME_MAX, MESSAGES, NODE_FRAME_BYTES, STRANGERS_MAX};
+use crate::limits::{CUT_CONNECTS_MAX, JOIN_PAUSE, JOIN_TIME_MAX, MESSAGES, NODE_FRAME_BYTES, STRANGERS_MAX};
 
 /// Why a process could not join its job.
 #[derive(Debug, thiserror::Error)]
@@ -239,20 +239,32 @@ fn address_of(rank: Rank, mine: &Environment) -> Option<Address> {
     place.exists().then_some(address)
 }
 
+/// What the end of a connection that was made says about the job's key.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum KeyDoubt {
+    None,
+    /// The other process ends connections whose first bytes mean nothing to it. Or it has ended: then it listens no more.
+    Possible,
+    Certain,
+}
+
 impl Environment {
-    /// Whether a connection that was made may have failed because not both ends have the job's key: a process ends one whose first bytes
-    /// mean nothing to it.
-    fn has_no_key_for(&self, reason: &CloseReason) -> bool {
+    fn key_doubt(&self, reason: &CloseReason) -> KeyDoubt {
         match reason {
-            CloseReason::Tls(_) | CloseReason::Refused(RefuseCode::Auth) | CloseReason::NotByway => true,
-            CloseReason::PeerClosed | CloseReason::Truncated | CloseReason::Io(Errno::CONNRESET) => self.tls.is_some(),
-            _ => false,
+            CloseReason::Tls(_) | CloseReason::Refused(RefuseCode::Auth) | CloseReason::NotByway => KeyDoubt::Certain,
+            CloseReason::PeerClosed | CloseReason::Truncated | CloseReason::Io(Errno::CONNRESET)
+                if self.tls.is_some() =>
+            {
+                KeyDoubt::Possible
+            }
+            _ => KeyDoubt::None,
         }
     }
 }
 
 /// Connects as soon as the other listens.
 fn connect(node: &Node, mine: &Environment, rank: Rank, deadline: std::time::Instant) -> Result<Session, JoinError> {
+    let mut cut = 0;
     loop {
         if let Some(address) = address_of(rank, mine) {
             let connected = match &mine.tls {
@@ -261,8 +273,11 @@ fn connect(node: &Node, mine: &Environment, rank: Rank, deadline: std::time::Ins
             };
             match connected {
                 Ok(session) => return Ok(session),
-                Err(NodeError::Op(OpError::Ended(error))) if mine.has_no_key_for(&error) => {
-                    return Err(JoinError::Key { rank, error });
+                Err(NodeError::Op(OpError::Ended(error))) if mine.key_doubt(&error) > KeyDoubt::None => {
+                    cut += 1;
+                    if mine.key_doubt(&error) == KeyDoubt::Certain || cut == CUT_CONNECTS_MAX {
+                        return Err(JoinError::Key { rank, error });
+                    }
                 }
                 // The socket's file may be there before anybody listens.
                 Err(error) if std::time::Instant::now() >= deadline => return Err(error.into()),

@@ -45,6 +45,10 @@ pub const PIN_TIME_MAX: Duration = Duration::from_secs(30);
 /// The pause before a pinned page is tried again.
 pub const PIN_PAUSE: Duration = Duration::from_millis(1);
 
+/// Connections that another process ends before they are sessions, while it goes on listening, until it is taken for one without the job's key. Of a
+/// process that ends meanwhile there is one, or a few more while the kernel ends it.
+pub const CUT_CONNECTS_MAX: u32 = 20;
+
 /// Connections of a job's start whose process has not yet said that it is of the job; a further one waits to be accepted.
 pub const STRANGERS_MAX: usize = 64;
 

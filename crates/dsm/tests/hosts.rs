@@ -100,6 +100,16 @@ fn a_process_without_the_jobs_key_is_refused_by_name() {
     }
 }
 
+/// The connection ends as one with a process that lacks the key, but nothing listens there any more.
+#[test]
+fn a_process_that_dies_while_another_one_connects_is_the_one_that_failed() {
+    let Some(hosts) = two_hosts() else { return };
+    let (end, lines) = run(&hosts.job(2, 7000, "trouble", &["dies"]));
+    let JobEnd::Failed { rank: 0, status } = end else { panic!("{end:?}: {lines:?}") };
+    assert_eq!(status.code(), Some(3), "{lines:?}");
+    assert!(!lines.iter().any(|(_, line)| line.contains("no key in common")), "{lines:?}");
+}
+
 #[test]
 fn processes_on_hosts_that_are_cut_off_from_each_other_end_by_name() {
     let Some(hosts) = two_hosts() else { return };
