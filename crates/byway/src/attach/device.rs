@@ -166,7 +166,7 @@ impl AttachedDevice {
             // The kernel takes it apart when its last user closes it: at once, unless a program has it open.
             return Ok(Detaching { ublk: None, unwritten: None });
         }
-        // Nobody mounts it meanwhile; programs that have it open get errors from then on.
+        // No program can mount the device at this moment. Programs that have it open get errors from now on.
         let written = claimed.as_ref().map_or(Ok(()), File::sync_all);
         let unwritten = written.err().map(|error| format!("not all could be written out: {error}"));
         Ok(Detaching { ublk: self.stop(), unwritten })

@@ -25,7 +25,7 @@ pub enum ClaimError {
     /// The kernel's reason, or that it is neither a file nor a block device.
     #[error(transparent)]
     Open(#[from] io::Error),
-    /// Another user of the file would lose data.
+    /// Another program uses the file and would lose data.
     #[error("it is in use: {0}")]
     InUse(&'static str),
 }
@@ -65,13 +65,13 @@ impl Claim {
         Ok(Self { file, metadata })
     }
 
-    /// Refuses what others have open who keep no writer away, and would have it emptied under them: servers that only read
-    /// it or share it, and programs that lock records of it, as virtual machines do of their disks.
+    /// Refuses a file that another program has open without a lock against writers: a server that only reads or shares it, or a
+    /// virtual machine that locks records of its disk. The copy would empty the file under that program.
     ///
     /// # Errors
     /// [`ClaimError::InUse`].
     pub fn alone(self) -> Result<Self, ClaimError> {
-        // A file system without such locks does not tell.
+        // A file system without such locks cannot report them.
         if record_lock::is_held_by_others(self.file.as_fd()).unwrap_or(false) {
             return Err(ClaimError::InUse("it is served, or another program has locked it (fcntl)"));
         }
@@ -94,7 +94,7 @@ impl Claim {
         Ok(Some(file.backing_id()).filter(|backing_id| *backing_id != 0 && !file.is_device()))
     }
 
-    /// What it was when it was claimed.
+    /// The file's metadata at the time of the claim.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
@@ -102,7 +102,7 @@ impl Claim {
 
 /// Makes the name of a new file durable: a flush of the file alone does not (fsync(2)).
 fn sync_folder(path: &Path) -> io::Result<()> {
-    // A link that led nowhere made the file in another folder.
+    // A dangling symbolic link made the file in another folder.
     let file = path.canonicalize()?;
     match File::open(file.parent().unwrap_or(&file))?.sync_all() {
         // Not every file system syncs folders.
@@ -136,7 +136,7 @@ pub fn open_storage(path: &Path, options: &mut OpenOptions) -> io::Result<File> 
         Err(error) if error.kind() == ErrorKind::NotFound => {}
         Err(error) => return Err(error),
     }
-    // Whatever it may have become meanwhile is not waited for.
+    // NONBLOCK: the file may have been replaced by a FIFO, whose open would wait.
     let file = options.custom_flags((OFlags::NONBLOCK | OFlags::NOCTTY).bits() as i32).open(path)?;
     check(file.metadata()?)?;
     // Some file systems would have reads through io_uring answer that they would wait.
@@ -157,7 +157,7 @@ mod tests {
         assert!(matches!(&missing, ClaimError::Open(error) if error.kind() == ErrorKind::NotFound), "{missing}");
         let first = Claim::made(&path).unwrap();
         assert!(matches!(Claim::existing(&path), Err(ClaimError::InUse(_))));
-        // Whoever still has it open, as a loop may, does not hold it.
+        // A loop that still has the file open does not hold the lock.
         let open = first.file().try_clone().unwrap();
         drop(first);
         drop(Claim::made(&path).unwrap());

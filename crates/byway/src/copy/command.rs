@@ -20,7 +20,7 @@ use crate::remote::{self, Remote, RemoteError, RemoteUri};
 use crate::tls::ClientTlsArguments;
 use crate::units::{parse_size, show_size};
 
-/// What connections need for themselves of the loop's memory, at most.
+/// The most of the loop's memory that the connections use for themselves.
 const LANE_BYTES: usize = 8 << 20;
 
 /// Without `--chunk` and `--connections`.
@@ -123,13 +123,13 @@ fn resume_hint(source: &io::Error) -> &'static str {
 /// Why `byway copy` failed. Says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyCommandError {
-    /// An end cannot be opened.
+    /// The source or destination cannot be opened.
     #[error("copy: {0}")]
     Location(#[from] LocationError),
-    /// It would be lost.
+    /// The destination's data would be lost.
     #[error("copy: {0} contains data{1}; name another destination, or add --overwrite to replace the data")]
     Exists(String, &'static str),
-    /// Source and destination are one.
+    /// Source and destination are the same.
     #[error(
         "copy: {0} is both source and destination; name another destination (if it is a clone of the source on another machine, with \
          the same inode number and birth, remove it first)"
@@ -160,7 +160,7 @@ pub enum CopyCommandError {
     /// The loop cannot be opened.
     #[error("copy: cannot open an event loop: {0}; try --io epoll, and see byway doctor")]
     Loop(io::Error),
-    /// The copy is of no use.
+    /// The copy is not usable.
     #[error("copy: {error}; stop writers to the source, then run the same command again with --overwrite")]
     Changed {
         /// How.
@@ -171,7 +171,7 @@ pub enum CopyCommandError {
     Differs {
         /// How.
         error: CopyError,
-        /// The next run knows which pieces are right.
+        /// The resume file lists the correct pieces.
         resumes: bool,
     },
     /// The copy ended early.
@@ -198,8 +198,8 @@ fn location_parser() -> impl TypedValueParser<Value = Location> {
     OsStringValueParser::new().try_map(|text: OsString| Location::parse(text))
 }
 
-/// Copies, tells how far it is, and prints what was done. It says done when the destination was flushed. The exit code is
-/// 130 if a signal has stopped it.
+/// Copies, shows progress, and prints a summary once the destination has been flushed. The exit code is 130 if a signal stopped the
+/// copy.
 ///
 /// # Errors
 /// Says what to do.
@@ -240,7 +240,7 @@ pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     }
 }
 
-/// The ends of a copy, as far as they were reached.
+/// The source and destination that have been opened so far.
 struct Ends {
     source: Opened,
     found: Option<Found>,
@@ -255,7 +255,7 @@ impl Ends {
     }
 }
 
-/// Finds and opens the destination, and copies; gives the seconds that it took, too. The caller leaves the servers.
+/// Finds and opens the destination, and copies. Returns the duration in seconds, too. The caller ends the sessions with the servers.
 fn copy_between(
     reactor: &mut Reactor,
     arguments: &CopyArguments,
@@ -313,7 +313,7 @@ fn failed(error: CopyError, resume: Option<PathBuf>) -> CopyCommandError {
     }
 }
 
-/// Opens the resume file; with `--no-resume` removes it, since its records would outlive what they tell of.
+/// Opens the resume file; with `--no-resume` removes it, since its records would describe data that is overwritten.
 fn open_log(arguments: &CopyArguments, path: &Path) -> io::Result<Option<ResumeLog>> {
     if let (Some(folder), None, Location::Remote(_)) = (path.parent(), &arguments.resume, &arguments.destination)
         && !arguments.no_resume
@@ -333,7 +333,7 @@ fn open_log(arguments: &CopyArguments, path: &Path) -> io::Result<Option<ResumeL
     Ok(Some(log))
 }
 
-/// A resume file beside a destination that cannot be made either: that is what the caller named.
+/// The resume file lies beside the destination. If neither can be made, the error names the destination, as the caller did.
 fn resume_failed(arguments: &CopyArguments, found: &Found, path: &Path, source: io::Error) -> CopyCommandError {
     use io::ErrorKind::{NotADirectory, NotFound, PermissionDenied, ReadOnlyFilesystem};
     let of_the_folder = matches!(source.kind(), NotADirectory | NotFound | PermissionDenied | ReadOnlyFilesystem);
@@ -347,8 +347,8 @@ fn resume_failed(arguments: &CopyArguments, found: &Found, path: &Path, source: 
     }
 }
 
-/// Whether the log is of this copy. Decided before anything is made or opened for writing: what is there then is what
-/// the records tell of, or not.
+/// Whether the log belongs to this copy. Decided before a file is made or opened for writing, so that the destination is
+/// still what the records describe.
 fn goes_on(log: &mut ResumeLog, source: &mut Opened, found: &Found, to: &Location) -> io::Result<bool> {
     let Some(there) = found.identity() else { return Ok(false) };
     let (bytes, identity) = (source.endpoint().bytes(), source.endpoint().identity());
@@ -376,7 +376,7 @@ fn state_folder() -> PathBuf {
     absolute("XDG_STATE_HOME").or_else(home).unwrap_or_else(std::env::temp_dir).join("byway")
 }
 
-/// A larger destination keeps its contents behind the copy; the note says so.
+/// The note for a destination that is larger than the source: its contents behind the copy stay.
 fn note_larger(to: &Location, destination: &mut Opened, bytes: u64) {
     let larger = destination.endpoint().bytes();
     if larger > bytes {

@@ -12,12 +12,12 @@ pub trait Endpoint {
     /// Size in bytes.
     fn bytes(&self) -> u64;
 
-    /// What offsets and lengths must be multiples of, except at the very end; a power of two.
+    /// Offsets and lengths are multiples of this, except at the end of the image; a power of two.
     fn block_bytes(&self) -> u32 {
         1
     }
 
-    /// What was never written through this endpoint reads as zeroes, so that holes need nothing.
+    /// Ranges that were not written through this endpoint read as zeroes, so that holes need no request.
     fn is_blank(&self) -> bool;
 
     /// A text (no white space) that names the object, and for a source changes when its contents may have changed, as
@@ -35,7 +35,7 @@ pub trait Endpoint {
         None
     }
 
-    /// Has what is read from now on come from where it is kept, as far as this machine has a cache of it. Everything was
+    /// Drops this machine's cache of the contents, so that further reads come from the disk or server. All writes have been
     /// flushed.
     fn drop_cache(&mut self) {}
 
@@ -58,7 +58,7 @@ pub trait Endpoint {
     fn class(&self) -> u8;
 }
 
-/// What an endpoint is asked for. Ranges lie within it.
+/// A request to an endpoint. Its range lies within the endpoint.
 #[derive(Debug)]
 pub enum Request {
     /// Fill all of `into`.
@@ -98,7 +98,7 @@ pub enum Request {
 pub struct Done {
     /// As given to [`Endpoint::submit`].
     pub id: u32,
-    /// What came of it.
+    /// Its result.
     pub answer: Answer,
 }
 
@@ -108,12 +108,12 @@ pub enum EndpointError {
     /// The kernel's.
     #[error("{0}")]
     File(Errno),
-    /// A server's, or of the way to it.
+    /// The server's, or the connection's.
     #[error("{0}")]
     Remote(TransferError),
 }
 
-/// What came of a request.
+/// The result of a request.
 #[derive(Debug)]
 pub enum Answer {
     /// A read: all of it, or an error.

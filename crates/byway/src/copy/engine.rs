@@ -23,10 +23,10 @@ const EXTENTS_WINDOW_BYTES: u64 = 1 << 30;
 /// A checkpoint (flush, then records) at least after so many bytes ...
 const CHECKPOINT_BYTES: u64 = 256 << 20;
 
-/// ... or so much time: what a killed copy does again at most.
+/// ... or after so much time: a killed copy repeats at most this much work.
 const CHECKPOINT_TIME: Duration = Duration::from_secs(5);
 
-/// How often a copy tells how far it is while nothing comes.
+/// How often a copy reports progress while no request ends.
 const TICK: Duration = Duration::from_millis(250);
 
 /// How a copy is done.
@@ -69,17 +69,17 @@ pub enum Phase {
 /// How far a copy is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Progress {
-    /// What it does.
+    /// The phase.
     pub phase: Phase,
     /// Bytes of the source's that this phase is done with.
     pub done_bytes: u64,
-    /// When this is so.
+    /// The time of this report.
     pub now: Instant,
     /// When the copy gives up, while an end has no session with its server; `None` while all have one.
     pub lost_at: Option<Instant>,
 }
 
-/// Why a copy ended. What is recorded stays recorded, and the same command goes on from there, except after `Changed`.
+/// Why a copy ended. Records stay in the resume file, and the same command resumes from them, except after `Changed`.
 #[derive(Debug, thiserror::Error)]
 pub enum CopyError {
     /// The source failed.
@@ -98,7 +98,7 @@ pub enum CopyError {
         /// How.
         error: EndpointError,
     },
-    /// What was flushed is not there.
+    /// Flushed data is missing.
     #[error("flushing the destination: {0}; data written since the last flush may be lost")]
     Flush(EndpointError),
     /// The destination does not hold what the source gave. The next run copies those pieces again.
@@ -109,7 +109,7 @@ pub enum CopyError {
         /// Bytes of all such pieces.
         len: u64,
     },
-    /// The caller wanted it.
+    /// The caller stopped it.
     #[error("stopped at {} of {}", show_size(*recorded_bytes), show_size(*bytes))]
     Stopped {
         /// What the next run need not copy again.
@@ -117,7 +117,7 @@ pub enum CopyError {
         /// The source's size.
         bytes: u64,
     },
-    /// The source is not what it was when the copy began.
+    /// The source has changed since the copy began.
     #[error("the source changed during the copy, so the copy mixes old and new data")]
     Changed,
     /// The resume file failed.
@@ -126,13 +126,13 @@ pub enum CopyError {
     /// The loop failed.
     #[error("the event loop: {0}")]
     Loop(std::io::Error),
-    /// An endpoint answered with what was not asked for: a bug of byway.
+    /// An endpoint's answer does not fit its request: a bug of byway.
     #[error("internal error: an endpoint answered another request; please report this")]
     Confused,
 }
 
-/// Copies `source` to `destination`, which is at least as large. `progress` is told how far it is, again and again, and
-/// stops it by breaking.
+/// Copies `source` to `destination`, which is at least as large. `progress` is called with the
+/// progress repeatedly, and stops the copy by breaking.
 ///
 /// # Errors
 /// The first thing that went wrong, after everything in flight has ended; a copy that is stopped while a server does not
@@ -181,7 +181,7 @@ pub fn copy(
     if engine.source.identity() == identity {
         return Ok(copied);
     }
-    // Nobody shall go on with it, not even when the source has its old time of change again.
+    // No later run may resume from it, not even if the source gets its old time of change again.
     if let Some(log) = &mut engine.resume {
         log.clear().map_err(CopyError::Resume)?;
     }
@@ -275,16 +275,16 @@ struct Engine<'a> {
     flushing: bool,
     last_checkpoint: Instant,
     phase: Phase,
-    /// Of this phase.
+    /// Bytes done in this phase.
     done_bytes: u64,
     copied: Copied,
-    /// The caller wants no more.
+    /// The caller has stopped the copy.
     stopped: bool,
     /// Why nothing more is started; see [`Engine::fail`].
     failure: Option<CopyError>,
-    /// Whose records in the file were dropped, since the source's contents are others.
+    /// Pieces whose records were dropped from the file, because the source's contents have changed.
     forgotten: Range<u64>,
-    /// What verification found to differ: offset, bytes.
+    /// Ranges that verification found to differ: offset, bytes.
     differing: Vec<(u64, u64)>,
 }
 

@@ -23,7 +23,7 @@ pub struct FileEndpoint {
     bytes: u64,
     blank: bool,
     device: bool,
-    /// The same open file, to ask about it.
+    /// The same open file, for calls that ask for its properties.
     handle: StdFile,
     /// Of a destination. A source has none, and for it modified or resized means changed.
     claim: Option<Claim>,
@@ -45,8 +45,8 @@ impl FileEndpoint {
         Self::adopt(reactor, file, class, None, false)
     }
 
-    /// Takes what is copied to, which stays claimed as long as this is there. A regular file gets `bytes`; with `keep` its
-    /// contents stay (a copy that goes on), else they are dropped first.
+    /// Takes the destination, which stays claimed as long as this lives. A regular file is resized to `bytes`; with `keep` (a resumed
+    /// copy) its contents stay, else they are dropped first.
     ///
     /// # Errors
     /// The kernel's; `InvalidInput` if a device is smaller than `bytes`.
@@ -59,7 +59,7 @@ impl FileEndpoint {
             claim.file().set_len(bytes)?;
         }
         let file = claim.file().try_clone()?;
-        // What is kept may hold anything where nothing is recorded.
+        // Kept contents are unknown where nothing is recorded.
         let endpoint = Self::adopt(reactor, file, class, Some(claim), !device && !keep)?;
         if endpoint.bytes < bytes {
             let reason = format!("it has {} bytes, and {bytes} are to be copied", endpoint.bytes);
@@ -123,7 +123,7 @@ impl Endpoint for FileEndpoint {
 
     /// Drops the file's pages: what is read then comes from the disk.
     fn drop_cache(&mut self) {
-        // What is in use elsewhere stays, and a file in memory is nowhere else.
+        // Pages that other programs use stay cached, as do those of a file in memory.
         let _ = rustix::fs::fadvise(&self.handle, 0, None, rustix::fs::Advice::DontNeed);
     }
 
@@ -156,7 +156,7 @@ impl Endpoint for FileEndpoint {
     fn complete(&mut self, _reactor: &mut Reactor, completion: Completion, done: &mut Vec<Done>) {
         let answer = match completion.outcome {
             Outcome::Read { into: frame, result } => {
-                // Short only at the end of the file: somebody cut it while it was copied.
+                // A short read means the end of the file: another program truncated it during the copy.
                 let all = |count| if count == frame.len() { Ok(frame) } else { Err(Errno::IO) };
                 Answer::Read(result.and_then(all).map_err(EndpointError::File))
             }

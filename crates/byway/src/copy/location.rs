@@ -58,7 +58,7 @@ impl Location {
         }
     }
 
-    /// Where a copy to it writes down what is done: beside a file, or for a volume in `state`.
+    /// The path of the resume file of a copy to it: beside a file, or in `state` for a volume.
     pub(super) fn resume_path(&self, state: &Path) -> PathBuf {
         match self {
             Self::Path(path) => {
@@ -70,7 +70,7 @@ impl Location {
                 let text = self.to_string();
                 let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
                 let name: String = text.chars().map(plain).take(RESUME_NAME_CHARS_MAX).collect();
-                // Two names that differ only in what was replaced or cut are two files.
+                // A hash keeps names apart that differ only in replaced or cut characters.
                 state.join(format!("copy-{name}-{:08x}.byway-resume", crc32c::crc32c(text.as_bytes())))
             }
         }
@@ -132,7 +132,7 @@ pub enum LocationError {
         /// Why not.
         source: io::Error,
     },
-    /// A path that is being written by others.
+    /// A path that other programs write to.
     #[error(
         "{} is in use: {by}; wait for that copy, copy to the volume that is served (byway://, nbd://), or stop what uses it",
         path.display()
@@ -197,7 +197,7 @@ impl Opened {
         }
     }
 
-    /// Names what a volume's bytes lie in, where its server tells it.
+    /// The name of the volume's backing store, if its server tells it.
     fn backing_id(&self) -> Option<u64> {
         match self {
             Self::File(_) => None,
@@ -214,7 +214,7 @@ impl Opened {
     }
 }
 
-/// A destination that was looked at, before anything is changed.
+/// A destination that was examined, before it is changed.
 pub(super) enum Found {
     /// `claim`: on what is there; `None`: nothing is.
     Path {
@@ -228,7 +228,7 @@ pub(super) enum Found {
 }
 
 impl Found {
-    /// Whether something would be lost.
+    /// Whether data would be lost.
     pub(super) fn is_occupied(&self) -> bool {
         match self {
             Self::Path { claim } => claim.as_ref().is_some_and(|claim| {
@@ -239,7 +239,7 @@ impl Found {
         }
     }
 
-    /// What to add to the words that something would be lost.
+    /// The end of the error that says that data would be lost.
     pub(super) fn contents_doubt(&self) -> &'static str {
         match self {
             Self::Path { .. } => "",
@@ -289,7 +289,7 @@ fn connect(
     Ok((remote, info))
 }
 
-/// Opens what is copied from.
+/// Opens the source.
 pub(super) fn open_source(reactor: &mut Reactor, place: &Location, reach: Reach<'_>) -> Result<Opened, LocationError> {
     match place {
         Location::Path(path) => FileEndpoint::source(reactor, path, SOURCE_CLASS)
@@ -303,7 +303,7 @@ pub(super) fn open_source(reactor: &mut Reactor, place: &Location, reach: Reach<
     }
 }
 
-/// Refuses to make a disk out of an image that is none. In a file an image may well lie as it is.
+/// Refuses to write an image of another format than raw to a disk. A file may hold such an image.
 pub(super) fn check_format(from: &Location, source: &mut Opened, to: &Location) -> Result<(), LocationError> {
     let (Location::Path(path), Opened::File(file)) = (from, source) else { return Ok(()) };
     let is_disk = match to {
@@ -317,7 +317,7 @@ pub(super) fn check_format(from: &Location, source: &mut Opened, to: &Location) 
     }
 }
 
-/// Looks at what is copied to; `None` if it is the source itself.
+/// Examines the destination; `None` if it is the source itself.
 pub(super) fn find_destination(
     reactor: &mut Reactor,
     place: &Location,
@@ -359,7 +359,7 @@ fn fits(place: &Location, info: &RemoteInfo, bytes: u64) -> Result<(), LocationE
     Ok(())
 }
 
-/// Opens what is copied to. With `keep` its contents stay: the copy goes on.
+/// Opens the destination. With `keep` its contents stay, for a resumed copy.
 pub(super) fn open_destination(
     reactor: &mut Reactor,
     place: &Location,

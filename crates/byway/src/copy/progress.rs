@@ -24,7 +24,7 @@ const LINE_TIME: Duration = Duration::from_secs(10);
 /// The exit code of a program that a signal ended: 128 and the number of SIGINT.
 pub(super) const STOPPED: u8 = 130;
 
-/// Tells how far a copy is, and ends it after a signal.
+/// Reports a copy's progress, and stops the copy after a signal.
 pub(super) struct Teller {
     bytes: u64,
     bar: ProgressBar,
@@ -51,7 +51,7 @@ impl Teller {
         Ok(Self { bytes, bar: bar(bytes), lines, shown: None, phase, stop })
     }
 
-    /// Takes note of progress; whether the copy goes on.
+    /// Reports progress; says whether the copy continues.
     pub(super) fn tell(&mut self, progress: Progress) -> ControlFlow<()> {
         if self.bar.is_hidden() {
             if let Some(line) = self.lines.line(&progress, self.bytes) {
@@ -63,7 +63,7 @@ impl Teller {
         if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }
 
-    /// The same for files of a tree, whose bytes are counted while they are found.
+    /// The same for files of a tree, whose total grows while the source is walked.
     pub(super) fn tell_files(&mut self, label: String, (done, found): (u64, u64), now: Instant) -> ControlFlow<()> {
         if !self.bar.is_hidden() {
             self.bar.set_length(found);
@@ -105,7 +105,7 @@ fn bar(bytes: u64) -> ProgressBar {
     bar
 }
 
-/// What the copy does just now.
+/// The phase that is shown.
 fn label(progress: &Progress) -> String {
     match (progress.lost_at, progress.phase) {
         (Some(at), _) => format!("no session with the server, retrying ({} s left)", at.since(progress.now).as_secs()),
@@ -114,10 +114,10 @@ fn label(progress: &Progress) -> String {
     }
 }
 
-/// When there is something to say without a terminal.
+/// Decides when a line of progress is printed where there is no terminal.
 struct Lines {
     next: Instant,
-    /// It was said that there is no session with a server.
+    /// A line has said that there is no session with a server.
     gone: bool,
 }
 

@@ -56,7 +56,7 @@ impl ResumeLog {
     pub fn open(path: &Path, ends: &[&Path]) -> io::Result<Self> {
         let (file, made) = open_or_make(path)?;
         if is_one_of(&file, ends)? {
-            // It was to be the destination and was not there: nor is it now.
+            // The path is the destination's, and no file was there: remove the one just made.
             if made {
                 std::fs::remove_file(path)?;
             }
@@ -67,7 +67,7 @@ impl ResumeLog {
         Ok(Self { file, path: path.to_owned(), text: String::new() })
     }
 
-    /// Whether the file is of the copy from this source to this destination, so that it can go on.
+    /// Whether the file belongs to a copy from this source to this destination, which can then be resumed.
     ///
     /// # Errors
     /// The kernel's.
@@ -76,7 +76,7 @@ impl ResumeLog {
     }
 
     /// Empties the file, durably: nothing of its copy counts any more. Called before the destination's contents are
-    /// dropped, since a record must never outlive what it tells of.
+    /// dropped, since a record must never outlive the data that it describes.
     ///
     /// # Errors
     /// The kernel's.
@@ -96,7 +96,7 @@ impl ResumeLog {
             return Ok(BTreeMap::new());
         };
         let (records, body_bytes) = parse_body(body, bytes);
-        // Cut the torn end off, so that what is appended starts a line.
+        // Cut the torn end off, so that the next record starts a line.
         self.file.set_len((head.len() + body_bytes) as u64)?;
         Ok(records)
     }
@@ -161,7 +161,7 @@ impl ResumeLog {
         self.file.sync_data()
     }
 
-    /// Removes the file: the copy is whole.
+    /// Removes the file: the copy is complete.
     ///
     /// # Errors
     /// The kernel's.

@@ -10,7 +10,7 @@ impl CopyError {
 }
 
 impl Engine<'_> {
-    /// Takes note of a failure. The first one counts, but a failure of the destination outweighs a stop and a failure of the
+    /// Records a failure. The first one counts, but a failure of the destination outweighs a stop and a failure of the
     /// source: a kernel reports a failed flush once, and the next flush succeeds although the bytes are lost.
     pub(super) fn fail(&mut self, failure: CopyError) {
         let earlier_is_of_destination = self.failure.as_ref().is_some_and(CopyError::is_of_destination);

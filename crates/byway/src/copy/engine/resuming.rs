@@ -8,7 +8,7 @@ use super::super::resume::Record;
 use super::{CHECKPOINT_BYTES, CopyError, Engine, Work};
 
 impl Engine<'_> {
-    /// Plans a piece of the source: nothing is left to do for it, or it is read, or made a hole.
+    /// Plans a piece of the source: it is passed over, read, or made a hole.
     pub(super) fn add_piece(&mut self, offset: u64, len: u64, hole: bool) -> Result<(), CopyError> {
         let is_done = self.records.get(&offset).is_some_and(|done| done.len == len && done.crc.is_none() == hole);
         let last = self.records.range(..offset + len).next_back();
@@ -30,7 +30,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Has what was read written, unless an earlier run has written just that.
+    /// Writes the bytes that were read, unless an earlier run has written the same ones.
     pub(super) fn compare(&mut self, offset: u64, frame: Frame, before: Option<u32>) -> Result<(), CopyError> {
         let len = frame.len() as u64;
         let Some(before) = before else {
@@ -38,7 +38,7 @@ impl Engine<'_> {
             return Ok(());
         };
         if payload_checksum(&frame, 0..frame.len()) != before {
-            // A record must not outlive what it tells of: the source may be again what it was when the next run comes.
+            // Drop the record before its data is overwritten: the source may have its old contents again at the next run.
             self.forget_from(offset, len)?;
             self.work.push_front(Work::Write { offset, frame });
             return Ok(());

@@ -9,7 +9,7 @@ use super::super::resume::Record;
 use super::{CopyError, Engine, Phase, Work};
 
 impl Engine<'_> {
-    /// Has everything that is recorded checked; what has failed or differs ends the copy.
+    /// Checks all recorded pieces. A failure or a difference ends the copy.
     pub(super) fn verify(&mut self) -> Result<(), CopyError> {
         let checks = self.records.iter().map(|(&offset, &record)| match record.crc {
             Some(_) => Work::Check { offset, record },
@@ -32,7 +32,7 @@ impl Engine<'_> {
         Ok(())
     }
 
-    /// Compares what was read back with what was recorded of it.
+    /// Compares the bytes that were read back with their record.
     pub(super) fn check(&mut self, offset: u64, record: Record, read: &Frame) {
         let all = 0..read.len();
         let same = match record.crc {
@@ -45,7 +45,7 @@ impl Engine<'_> {
         self.done_bytes += record.len;
     }
 
-    /// Has what the destination says is data within a range of zeroes read and checked.
+    /// Reads and checks the data that the destination reports within a range of zeroes.
     pub(super) fn check_zeroes(&mut self, mut offset: u64, len: u64, extents: &[Extent]) {
         let end = offset + len;
         for run in align_extents(offset, extents, self.block_bytes, end) {

@@ -31,7 +31,7 @@ const REQUEST_BYTES: u64 = 1 << 20;
 /// Why a tree is not copied.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// Nothing is remote.
+    /// Neither side is a share.
     #[error("--recursive copies from or to a share, and both sides are of this machine; use cp -a")]
     Local,
     /// A volume, or a share without its slash.
@@ -39,7 +39,7 @@ pub enum TreeError {
         "{0} names a volume; write a slash behind the name of a share ({0}/), and copy between a volume and a share by way of a file"
     )]
     Volume(String),
-    /// A flag that images alone have.
+    /// A flag that applies to images only.
     #[error("{0} is for images and volumes; leave it out for files of a share")]
     Flag(&'static str),
     /// The share.
@@ -48,7 +48,7 @@ pub enum TreeError {
     /// Changes are refused.
     #[error("{0} is read-only; name another destination, or share it without `ro`, and without `:ro` for this client")]
     ReadOnly(String),
-    /// An end that is not to be had.
+    /// The source or destination cannot be opened.
     #[error("{place}: {source}; {advice}")]
     End {
         /// Which.
@@ -61,7 +61,7 @@ pub enum TreeError {
     /// A directory without `--recursive`.
     #[error("{0} is a directory; add --recursive to copy it with all that is in it")]
     Directory(Place),
-    /// It would never end.
+    /// The destination lies within the source: the copy would never end.
     #[error("{0} lies within the source; name another destination")]
     Within(Place),
     /// The directory at the destination.
@@ -97,7 +97,7 @@ pub(in crate::copy) fn concerns(arguments: &CopyArguments) -> bool {
     arguments.recursive || is_tree(&arguments.source) || is_tree(&arguments.destination)
 }
 
-/// Copies, tells how far it is, and prints what was done. The exit code is 130 if a signal has stopped it.
+/// Copies, shows progress, and prints a summary. The exit code is 130 if a signal stopped the copy.
 ///
 /// # Errors
 /// Says what to do.
@@ -136,10 +136,10 @@ fn check_flags(arguments: &CopyArguments) -> Result<(), TreeError> {
     Ok(arguments.tls.check(wants_tls).map_err(ShareUriError::from)?)
 }
 
-/// Directories with entries under way are open, on this machine's side.
+/// Raises the limit of open files: on this machine's side, directories are open while their entries are being copied.
 fn raise_open_files() {
     let now = getrlimit(Resource::Nofile);
-    // With what there is, a copy may name more failures.
+    // Without a higher limit, more entries may fail, each by name.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, ..now });
 }
 
@@ -199,10 +199,10 @@ fn top(run: &Run, (from, facts): (Arc<dyn Directory>, Facts), destination: &Side
         only,
         pending: AtomicUsize::new(1),
     };
-    // What is above the source is not copied: only that the new directory is there.
+    // The parent of the new directory is not part of the copy: it is only checked to have the new name.
     let parent = parent
         .map(|(parent, name)| Arc::new(folder(&parent, Arc::clone(&parent), None, None, Some([name.clone(), name]))));
-    // A directory of many users, and that of a share, keep their own rights.
+    // A sticky directory and the top of a share keep their own rights.
     let is_shared = was_there && {
         let of_share = matches!(destination, Side::Share(uri, _) if uri.path.is_empty());
         of_share || to.facts().is_ok_and(|there| there.mode & STICKY != 0)

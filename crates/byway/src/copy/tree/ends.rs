@@ -18,26 +18,26 @@ use crate::copy::location::Location;
 use crate::remote::{RemoteUri, TreeUri};
 use crate::share_uri::{ShareUriError, client_options};
 
-/// A side that was reached.
+/// A side that has been opened.
 pub(super) enum Side {
     Local(PathBuf),
     Share(TreeUri, Arc<Share>),
 }
 
-/// What is at the source.
+/// The entry at the source.
 pub(super) enum Origin {
     Directory(Arc<dyn Directory>, Facts),
     /// In its directory, with its name there.
     Entry(Arc<dyn Directory>, Vec<u8>, Facts),
 }
 
-/// What is at the destination: a directory, or perhaps nothing.
+/// The destination: an existing directory, or a name in one.
 pub(super) enum Target {
     Directory(Arc<dyn Directory>),
     Named(Arc<dyn Directory>, Vec<u8>),
 }
 
-/// Connects to a share; one that the other side has as well is used for both.
+/// Connects to a share. If the other side is on the same share, both use one client.
 pub(super) fn reach(place: &Location, arguments: &CopyArguments, other: Option<&Side>) -> Result<Side, TreeError> {
     let uri = match place {
         Location::Path(path) => return Ok(Side::Local(path.clone())),

@@ -12,7 +12,7 @@ use super::moving::{Buffers, Moving, Purpose};
 use super::run::{Entry, Run, TEMPORARY, add};
 use super::side::{Directory, Facts, OpenFile};
 
-/// What became of an entry.
+/// The result for an entry.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Done {
     Copied { bytes: u64 },
@@ -27,7 +27,7 @@ struct Temporary<'a> {
 
 impl Drop for Temporary<'_> {
     fn drop(&mut self) {
-        // A server that is away keeps it; the next copy removes it.
+        // If the server is away, the file stays; the next copy removes it.
         let _ = self.name.take().map(|name| self.directory.remove(&name));
     }
 }
@@ -96,7 +96,7 @@ impl Entry {
         move |source| Failure::Call { place: place.clone(), doing, source }
     }
 
-    /// What has the name at the destination.
+    /// The entry with that name at the destination.
     fn there(&self, run: &Run) -> Result<Option<Facts>, Failure> {
         match self.folder.to.find(&self.new_name) {
             Err(Errno::NOENT) => Ok(None),
@@ -104,7 +104,7 @@ impl Entry {
         }
     }
 
-    /// Whether something may be replaced.
+    /// Checks that the entry at the destination may be replaced.
     fn check_replaced(&self, run: &Run, there: Option<&Facts>) -> Result<(), Failure> {
         match there {
             Some(there) if there.kind != self.facts.kind => Err(Failure::OtherKind(run.destination(&self.new_path()))),
@@ -203,7 +203,7 @@ impl Entry {
         }
     }
 
-    /// The bytes are there: the rest, until all is durable.
+    /// The bytes are copied: sets size and attributes, and syncs.
     fn complete(
         &self,
         run: &Run,

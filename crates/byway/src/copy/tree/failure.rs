@@ -5,7 +5,7 @@ use std::fmt;
 use rustix::fs::FileType;
 use rustix::io::Errno;
 
-/// A path as it is shown: nothing in it moves a terminal's cursor.
+/// A path as it is shown, without control characters.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place(String);
 
@@ -43,7 +43,7 @@ pub enum Failure {
     /// Another file is there.
     #[error("{0} exists, and differs from the source in size or time of change; add --overwrite to replace it")]
     Exists(Place),
-    /// A directory, and something that is none.
+    /// One is a directory, the other is not.
     #[error(
         "{0} is not of the same kind as the source (file, directory, symbolic link); remove it, or name another destination"
     )]
@@ -51,7 +51,7 @@ pub enum Failure {
     /// The source was written to.
     #[error("{0} changed while it was copied; stop its writers, then run the same command again")]
     Changed(Place),
-    /// The bytes that came back are others.
+    /// The bytes that were read back differ.
     #[error(
         "{place}: the copy differs from the source at byte {offset}; check the destination's disk, then run the same command again"
     )]
@@ -61,12 +61,12 @@ pub enum Failure {
         /// The first byte.
         offset: u64,
     },
-    /// Its name went with a server.
+    /// A server restarted and lost the name.
     #[error(
         "{0} is not there, or not as it was copied: the server restarted before it was durable; run the same command again"
     )]
     Unsynced(Place),
-    /// Something that has no contents of its own.
+    /// A FIFO, socket or device.
     #[error("{place} is a {kind}; byway copy copies files, directories and symbolic links only")]
     Special {
         /// Which.
@@ -98,7 +98,7 @@ fn hint(error: Errno) -> &'static str {
     }
 }
 
-/// What an entry is called that is not copied.
+/// The name of a kind of entry that is not copied.
 pub(super) fn special(kind: FileType) -> Option<&'static str> {
     match kind {
         FileType::RegularFile | FileType::Directory | FileType::Symlink => None,

@@ -39,7 +39,7 @@ fn name_of(name: &[u8]) -> &OsStr {
     OsStr::from_bytes(name)
 }
 
-/// What is at a path, following symbolic links.
+/// The attributes of the entry at a path, following symbolic links.
 pub(super) fn find(path: &Path) -> Result<Facts, Errno> {
     rustix::fs::stat(path).map(|stat| facts(&stat))
 }

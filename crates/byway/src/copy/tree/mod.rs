@@ -35,7 +35,7 @@ use self::queue::Work;
 use self::run::{Folder, Run};
 use self::side::Facts;
 
-/// How often the caller hears how far the copy is.
+/// How often progress is reported to the caller.
 const TELL_TIME: Duration = Duration::from_millis(100);
 
 /// What is copied.
@@ -46,7 +46,7 @@ enum Source {
     Entry { folder: Arc<Folder>, name: Vec<u8>, new_name: Vec<u8>, facts: Facts },
 }
 
-/// Copies; asks again and again whether to go on. What was not copied is said and counted.
+/// Copies, and calls `tell` repeatedly, which may stop the copy. Prints and counts entries that were not copied.
 fn copy(run: &Run, source: Source, tell: &mut dyn FnMut() -> ControlFlow<()>) -> io::Result<()> {
     let (alive, ended) = mpsc::channel::<Infallible>();
     std::thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! What the threads of one copy have in common: options, counts, failures, and directories that wait for their entries.
+//! State that the threads of one copy share: options, counts, failures, and directories that wait for their entries.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +31,7 @@ pub(super) struct Options {
     pub(super) overwrite: bool,
 }
 
-/// What was done.
+/// Counters of the work done so far.
 #[derive(Debug, Default)]
 pub(super) struct Counts {
     pub(super) files: AtomicU64,
@@ -43,7 +43,7 @@ pub(super) struct Counts {
     pub(super) done_bytes: AtomicU64,
     /// Bytes that were copied.
     pub(super) copied_bytes: AtomicU64,
-    /// Entries that were found, but directories.
+    /// Entries found, not counting directories.
     pub(super) found: AtomicU64,
     /// Their bytes.
     pub(super) found_bytes: AtomicU64,
@@ -121,9 +121,9 @@ pub(super) struct Run {
     pub(super) sides: [String; 2],
     pub(super) queue: Queue<Entry, Arc<Moving>>,
     pub(super) counts: Counts,
-    /// A signal came.
+    /// A signal has stopped the copy.
     pub(super) stopped: AtomicBool,
-    /// A server does not come back.
+    /// A server has not come back in time.
     pub(super) lost: AtomicBool,
     /// Names the temporary files of this run.
     token: u64,
@@ -176,7 +176,7 @@ impl Run {
         self.queue.abandon();
     }
 
-    /// An entry was not copied: says why.
+    /// Prints why an entry was not copied, and counts it.
     pub(super) fn failed(&self, failure: &Failure, folder: &Folder) {
         if matches!(failure, Failure::Stopped) || self.lost.load(Ordering::Relaxed) {
             return;
@@ -197,7 +197,7 @@ impl Run {
         drop(shown);
     }
 
-    /// Does it again when a call may have been lost with a server process. Each attempt starts from the beginning.
+    /// Repeats an attempt, from its beginning, when a call may have been lost with a server process.
     pub(super) fn retrying<T>(&self, mut attempt: impl FnMut(bool) -> Result<T, Failure>) -> Result<T, Failure> {
         let mut done = attempt(false);
         for _ in 1..COPY_TREE_ATTEMPTS_MAX {
@@ -211,7 +211,7 @@ impl Run {
         done
     }
 
-    /// An entry of the directory is done, or its listing. The last one finishes it, and those above whose last entry it was.
+    /// An entry of the directory, or its listing, is done. The last of these finishes the directory, and then perhaps its parents.
     pub(super) fn release(&self, folder: Arc<Folder>) {
         let mut folder = folder;
         while folder.pending.fetch_sub(1, Ordering::AcqRel) == 1 {

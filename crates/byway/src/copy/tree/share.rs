@@ -240,7 +240,7 @@ impl Listing for ShareListing {
         loop {
             if let Some(one) = self.window.next() {
                 self.cookie = one.cookie;
-                // One that could not be looked up has been removed, or is of another file system.
+                // An entry that could not be looked up was removed, or lies on another file system.
                 if one.name != b"." && one.name != b".." {
                     return Ok(Some((one.name, facts(&one.attributes))));
                 }

@@ -1,4 +1,4 @@
-//! What a copy of a tree asks of its two sides: a directory of this machine (`local.rs`), or of a share (`share.rs`).
+//! The operations of the two sides of a copy of a tree: a directory of this machine (`local.rs`), or of a share (`share.rs`).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -120,7 +120,7 @@ pub(super) trait OpenFile: Attributed + Send + Sync {
 
     fn set_len(&self, bytes: u64) -> Result<(), Errno>;
 
-    /// What is read next comes from the disk, as far as this machine decides that.
+    /// Drops this machine's cache of the file, so that further reads come from the disk.
     fn drop_cached(&self) {}
 
     /// The file of a share, for copies within its server.
