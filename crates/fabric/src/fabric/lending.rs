@@ -135,8 +135,9 @@ pub(super) fn peer_has_let_go(reason: CloseReason) -> bool {
 impl Fabric {
     /// Tells the peer of a session where a window of ours lies, and lends it the memory if it has not got it yet: all of
     /// `mapping`, of which the window has `range`; for puts, if `write`, else for gets. False if that
-    /// cannot be: another wire, TLS, memory that cannot be lent ([`Mapping::lend`]), or too many loans
-    /// ([`LOANS_MAX`]). Then all goes as it does without.
+    /// cannot be: another wire, TLS, memory that cannot be lent ([`Mapping::lend`]), too many loans ([`LOANS_MAX`]), or puts in a
+    /// session with checksums: the peer's next put would change bytes before this end has checked those of the last. Then all goes
+    /// as it does without.
     ///
     /// A window that the peer was told of is closed by [`Fabric::recall`].
     pub fn lend_window(
@@ -150,6 +151,9 @@ impl Fabric {
     ) -> bool {
         let Some(socket) = self.control_socket(session) else { return false };
         if self.sessions.get(session).is_none_or(|state| state.down) {
+            return false;
+        }
+        if write && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
             return false;
         }
         // Before the memory is sealed for it, which it stays.

@@ -341,9 +341,10 @@ impl Node {
 
     /// As [`Node::register`], of memory that peers on this host can be lent. A peer with a window there over `shm://` gets
     /// and puts by one copy of its own, where private memory takes two and a message. For gets any number of peers have it at a
-    /// time, for puts one (and then no other for gets); windows of others are served through their connections as ever. Memory
-    /// that was lent for gets, or that a device of RDMA had, is sealed against new writers and not lent for puts any more. A peer
-    /// has all of the memory then, not the window alone.
+    /// time, for puts one (and then no other for gets). Windows of others are served through their connections as ever, and so are
+    /// windows for puts in sessions with [checksums](NodeOptions::checksum), where one put could change bytes before those of
+    /// another are checked. Memory that was lent for gets, or that a device of RDMA had, is sealed against new writers and not lent
+    /// for puts any more. A peer has all of the memory then, not the window alone.
     ///
     /// A child of a fork shares it too, until it is taken back from a peer that was lost while it could write there: from then
     /// on the child finds zeroes, and the parent has the bytes for itself.

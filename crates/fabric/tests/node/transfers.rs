@@ -22,6 +22,7 @@ crate::over_each_wire!(
     a_window_for_one_use_is_gone_after_it,
     memory_in_use_is_not_lent_to_its_program,
     checksums_are_kept_over_a_programs_memory,
+    a_put_with_a_checksum_may_follow_another_into_the_same_bytes,
     a_flush_comes_after_the_puts_before_it,
     much_is_asked_for_in_turn,
     what_waits_ends_with_its_session,
@@ -365,6 +366,29 @@ fn checksums_are_kept_over_a_programs_memory(rig: &Rig) {
     done(&pair.client.send(pair.to_server, b"checked", &[3; 9000]).unwrap());
     drop(turner);
     assert_eq!(pair.server.receive(soon()).unwrap().payload, [3; 9000]);
+}
+
+/// Where the client could put by itself, the second would lie there before the server has looked at the first.
+fn a_put_with_a_checksum_may_follow_another_into_the_same_bytes(rig: &Rig) {
+    const LEN: usize = 9000;
+    let pair = rig.pair_of(&NodeOptions { checksum: PayloadChecksum::Required, ..rig.options() });
+    for rights in [Rights::PUT, Rights::BOTH] {
+        let (memory, window) = pair.open(LEN, rights);
+        done(&pair.server.send(pair.to_client, b"open", &[]).unwrap());
+        assert_eq!(pair.client.receive_from(pair.to_server, soon()).unwrap().header, b"open");
+        let mine = [5, 6].map(|byte| {
+            let mine = pair.client.register(LEN).unwrap();
+            mine.write(0, &[byte; LEN]).unwrap();
+            mine
+        });
+        let put = |mine: &Memory| pair.client.put(pair.to_server, &[mine.segment(0..LEN)], &window.descriptor(), 0);
+        let puts = mine.each_ref().map(|mine| put(mine).unwrap());
+        let turner = Turner::of(&pair.server);
+        puts.iter().for_each(done);
+        window_is_all(&memory, 6);
+        drop(turner);
+        pair.close(window);
+    }
 }
 
 fn a_flush_comes_after_the_puts_before_it(rig: &Rig) {
