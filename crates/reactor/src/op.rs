@@ -98,7 +98,7 @@ pub enum Address {
     /// A unix stream socket.
     Unix(PathBuf),
     /// A unix stream socket over which memory is shared, that then carries the stream. The kernel is only asked to wake an
-    /// end that sleeps. Not in simulations.
+    /// end that sleeps. In simulations the path is the IP and port of the listener (see [`crate::sim`]).
     Shared(PathBuf),
     /// An address of an RDMA device. A loop itself neither listens at it nor connects to it: both answer
     /// `EOPNOTSUPP`. The fabric uses it for its RDMA transport.

@@ -236,6 +236,9 @@ impl Reactor {
     /// Starts an operation. Its completion comes from [`Reactor::reap`], never from here. Past
     /// [`OPS_MAX`](crate::limits::OPS_MAX) operations in flight it completes with `EAGAIN`.
     pub fn submit(&mut self, op: Op, token: Token) {
+        if let Backend::Sim(sim) = &mut self.backend {
+            return sim.submit(op, token);
+        }
         let (shared, mut context) = context!(self);
         if let Some(op) = shared.submit(&mut context, op, token) {
             self.backend.submit(op, token);
@@ -471,11 +474,6 @@ impl Reactor {
             Backend::Epoll(epoll) => epoll.peer_address(socket),
             Backend::Sim(sim) => sim.peer_address(socket),
         }
-    }
-
-    /// Whether a stream is one over shared memory.
-    pub fn is_shared(&self, socket: Socket) -> bool {
-        self.shared.is_busy(socket).is_some()
     }
 
     /// What the kernel says of the path to a TCP peer, by a system call; `None` for other streams.

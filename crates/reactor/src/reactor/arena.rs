@@ -11,14 +11,22 @@
 
 use std::ops::Range;
 
-use super::Reactor;
+use super::{Backend, Reactor};
 use crate::frame::{Frame, FramePool};
 use crate::gather::Gather;
 use crate::loan::Loan;
 use crate::op::{Errno, File, Socket};
-use crate::shared::{BackendContext, LentPlace};
+use crate::shared::{BackendContext, Lending, LentPlace};
 
 impl Reactor {
+    /// Whether a stream is one over shared memory.
+    pub fn is_shared(&self, socket: Socket) -> bool {
+        match &self.backend {
+            Backend::Sim(sim) => sim.is_shared(socket),
+            _ => self.shared.is_busy(socket).is_some(),
+        }
+    }
+
     /// Lends the server of a stream an arena ([`FramePool::shared`], which says what that means), once, and before any other memory: it
     /// has number 0. The server may say no ([`Reactor::take_memory`] there), and then goes on without. Several streams to one server may be lent the same arena;
     /// what was lent is taken back frame by frame ([`FramePool::revoke`]).
@@ -27,7 +35,7 @@ impl Reactor {
     /// `ENOTCONN` if the socket is no stream over shared memory, `EINVAL` if the pool is no arena, `EALREADY` if one was lent,
     /// `EOPNOTSUPP` at a server's end; `EPIPE` if the server is gone or takes none, else the kernel's: then none was lent.
     pub fn lend_arena(&mut self, socket: Socket, pool: &FramePool) -> Result<(), Errno> {
-        self.shared.lending(socket)?.lend(pool)
+        self.lending(socket, |lending| lending.lend(pool))
     }
 
     /// Lends the peer of a stream memory of a program ([`Mapping::lend`](crate::Mapping::lend)); gives its number, by which the
@@ -37,7 +45,7 @@ impl Reactor {
     /// `ENOTCONN` if the socket is no stream over shared memory, `EPIPE` if the peer is gone or takes nothing any more, `EAGAIN`
     /// if it has not looked at many before, else the kernel's: then it was not lent.
     pub fn lend_memory(&mut self, socket: Socket, loan: &Loan) -> Result<u32, Errno> {
-        self.shared.lending(socket)?.lend_memory(loan)
+        self.lending(socket, |lending| lending.lend_memory(loan))
     }
 
     /// Takes the memory that the peer of a stream has lent under that number, if that was not done before; gives its size in
@@ -54,7 +62,7 @@ impl Reactor {
     /// `ECONNRESET` if the peer is gone, else the kernel's: then no more will be taken from this stream.
     pub fn take_memory(&mut self, socket: Socket, number: u32) -> Result<u64, Errno> {
         let room = self.shared.arena_room();
-        self.shared.lending(socket)?.take_memory(number, room)
+        self.lending(socket, |lending| lending.take_memory(number, room))
     }
 
     /// Has the loop take memories of its peers whatever their size: for a program that says itself what is copied into which of
@@ -65,8 +73,16 @@ impl Reactor {
 
     /// Lets go of memory that the peer of a stream has lent.
     pub fn leave_memory(&mut self, socket: Socket, number: u32) {
-        if let Ok(lending) = self.shared.lending(socket) {
+        let _ = self.lending(socket, |lending| {
             lending.leave(number);
+            Ok(())
+        });
+    }
+
+    fn lending<R>(&mut self, socket: Socket, with: impl FnOnce(&mut Lending) -> Result<R, Errno>) -> Result<R, Errno> {
+        match &mut self.backend {
+            Backend::Sim(sim) => sim.lending(socket, with),
+            _ => with(self.shared.lending(socket)?),
         }
     }
 
@@ -89,6 +105,9 @@ impl Reactor {
     /// `EFAULT` for a file that is not of this loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a
     /// file that became shorter, what the kernel says of reading it, and of mapping the memory: some may have been copied.
     pub fn put(&mut self, socket: Socket, gather: &Gather, to: LentPlace) -> Result<(), Errno> {
+        if let Backend::Sim(sim) = &mut self.backend {
+            return sim.put(socket, gather, to);
+        }
         let (shared, mut context) = context!(self);
         shared.put(&mut context, socket, gather, to)
     }
@@ -98,14 +117,17 @@ impl Reactor {
     ///
     /// # Errors
     /// `ENOTCONN`, `EACCES` and `ERANGE` as for [`Reactor::put`]: nothing was copied. `EAGAIN` if a part of the range is not in memory: read
-    /// it into a frame ([`Op::Read`](crate::Op::Read)). `EAGAIN`, and what the kernel says of the read and of mapping the memory: some may have
-    /// been copied.
+    /// it into a frame ([`Op::Read`](crate::Op::Read)); always in a simulation. `EAGAIN`, and what the kernel says of the read and of
+    /// mapping the memory: some may have been copied.
     pub fn put_file(
         &mut self,
         socket: Socket,
         (file, offset, len): (File, u64, usize),
         to: LentPlace,
     ) -> Result<usize, Errno> {
+        if let Backend::Sim(sim) = &mut self.backend {
+            return sim.lending(socket, |_| Err(Errno::AGAIN));
+        }
         let (shared, mut context) = context!(self);
         shared.put_file(&mut context, socket, (file, offset, len), to)
     }
@@ -118,6 +140,9 @@ impl Reactor {
     /// memory: some may have been copied. `ECONNRESET` if the peer has ended the
     /// stream, for it may have given the memory's pages up: what was copied is nothing.
     pub fn get(&mut self, socket: Socket, from: LentPlace, into: &mut Frame, range: Range<usize>) -> Result<(), Errno> {
+        if let Backend::Sim(sim) = &mut self.backend {
+            return sim.get(socket, from, into, range);
+        }
         let (shared, mut context) = context!(self);
         shared.get(&mut context, socket, from, into, range)?;
         if shared.has_peer_ended(socket) { Err(Errno::CONNRESET) } else { Ok(()) }

@@ -7,6 +7,7 @@
 //! each when it is first used, and the loop unmaps the part that was used longest ago (`Shared::map_part`).
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
 
@@ -101,6 +102,22 @@ impl PeerMemory {
     /// Unmaps what was used at that time.
     pub(super) fn unmap(&mut self, used_at: u64) {
         self.parts.retain(|part| part.used_at != used_at);
+    }
+
+    /// From now on it is what the peer has left there: nothing that the memory's owner does is seen. For a simulated peer that has
+    /// died and whose program is then tidied up, which no kernel does.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn leave_as_it_is(&mut self) -> std::io::Result<()> {
+        let mut bytes = vec![0; self.bytes as usize];
+        std::fs::File::from(self.file.try_clone()?).read_exact_at(&mut bytes, 0)?;
+        let copy = rustix::fs::memfd_create("byway-left", rustix::fs::MemfdFlags::CLOEXEC)?;
+        let copy = std::fs::File::from(copy);
+        copy.write_all_at(&bytes, 0)?;
+        self.file = copy.into();
+        self.unmap_all();
+        Ok(())
     }
 
     /// Unmaps all of it.

@@ -49,6 +49,15 @@ pub(super) fn sockets() -> Result<(OwnedFd, OwnedFd), Errno> {
 }
 
 impl Lending {
+    /// The client's and the server's end of a simulated stream.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn simulated() -> Result<[Self; 2], Errno> {
+        let (server, client) = sockets()?;
+        Ok([Self::new(StreamSide::Client, client), Self::new(StreamSide::Server, server)])
+    }
+
     pub(super) fn new(side: StreamSide, socket: OwnedFd) -> Self {
         Self { side, socket: Some(socket), lent: 0, taken: 0, memories: Vec::new() }
     }

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use rustix::io::Errno;
 
-use super::shm_stream::{ShmStream, copy_part};
-use super::{BackendContext, Shared};
+use super::shm_stream::{ShmStream, copy_memory, copy_part};
+use super::{BackendContext, Lending, PeerMemory, Shared};
 use crate::blocking::RawBuffer;
 use crate::bytewise;
 use crate::frame::Frame;
@@ -23,6 +23,49 @@ pub struct LentPlace {
     pub memory: u32,
     /// Bytes from its start.
     pub offset: u64,
+}
+
+/// As [`Shared`] does it, for one stream and without a bound for what is mapped: for the simulation.
+impl Lending {
+    /// # Errors
+    /// See [`Reactor::put`](crate::Reactor::put); `EFAULT` for mapped files.
+    pub(crate) fn put(&mut self, gather: &Gather, mut to: LentPlace) -> Result<(), Errno> {
+        let memory = self.memory(to.memory).ok_or(Errno::NOTCONN)?;
+        memory.check(to.offset, gather.len(), Access::Write)?;
+        for segment in &gather.segments {
+            let mut done = 0;
+            while done < segment.len() {
+                let (address, room) = mapped(memory, to.offset)?;
+                let len = room.min(segment.len() - done);
+                // SAFETY: as in `Shared::put`; nothing is unmapped meanwhile.
+                unsafe { copy_memory(gather, segment, done, address, len)? };
+                (done, to.offset) = (done + len, to.offset + len as u64);
+            }
+        }
+        Ok(())
+    }
+
+    /// # Errors
+    /// See [`Reactor::get`](crate::Reactor::get).
+    pub(crate) fn get(&mut self, mut from: LentPlace, into: &mut Frame, mut range: Range<usize>) -> Result<(), Errno> {
+        let memory = self.memory(from.memory).ok_or(Errno::NOTCONN)?;
+        memory.check(from.offset, range.len(), Access::Read)?;
+        while !range.is_empty() {
+            let (address, room) = mapped(memory, from.offset)?;
+            let len = room.min(range.len());
+            // SAFETY: as in `Shared::get`; nothing is unmapped meanwhile.
+            unsafe { bytewise::copy(address, into.range(range.start, len), len) };
+            (range.start, from.offset) = (range.start + len, from.offset + len as u64);
+        }
+        Ok(())
+    }
+}
+
+fn mapped(memory: &mut PeerMemory, offset: u64) -> Result<(*mut u8, usize), Errno> {
+    if memory.address(offset, 0).is_none() {
+        memory.map(offset, 0)?;
+    }
+    memory.address(offset, 0).ok_or(Errno::RANGE)
 }
 
 impl Shared {

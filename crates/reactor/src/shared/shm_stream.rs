@@ -398,6 +398,33 @@ pub(super) unsafe fn copy_part(
     to: *mut u8,
     len: usize,
 ) -> Result<(), Errno> {
+    let Segment::Map { file, offset, .. } = segment else {
+        // SAFETY: by the caller's word.
+        return unsafe { copy_memory(gather, segment, at, to, len) };
+    };
+    let (file, offset) = (os.used_file(*file).ok_or(Errno::BADF)?, offset + at as u64);
+    if let Some(from) = file.map.as_ref().and_then(|map| map.readable(offset, len)) {
+        // SAFETY: `from` has `len` bytes that stay mapped as long as the file is used, and cannot be taken away; `to`
+        // by the caller's word, in another mapping.
+        unsafe { bytewise::copy(from, to, len) };
+        return Ok(());
+    }
+    // SAFETY: by the caller's word.
+    let n = unsafe { blocking::read(file.fd(), RawBuffer { ptr: to, len }, offset)? };
+    if n < len { Err(Errno::FAULT) } else { Ok(()) }
+}
+
+/// Copies a part of one segment that lies in memory; `EFAULT` for a mapped file.
+///
+/// # Safety
+/// As for [`copy_part`].
+pub(super) unsafe fn copy_memory(
+    gather: &Gather,
+    segment: &Segment,
+    at: usize,
+    to: *mut u8,
+    len: usize,
+) -> Result<(), Errno> {
     // SAFETY: `from` has `len` bytes, as looked up below, `to` by the caller's word, and they do not overlap.
     let copy = |from: *const u8| unsafe { bytewise::copy(from, to, len) };
     match segment {
@@ -405,20 +432,7 @@ pub(super) unsafe fn copy_part(
         Segment::Frame { frame, start, .. } => copy(frame.frame().range(*start + at, len)),
         // SAFETY: by the caller's word.
         Segment::Zero { .. } => unsafe { bytewise::fill(to, 0, len) },
-        Segment::Map { file, offset, .. } => {
-            let (file, offset) = (os.used_file(*file).ok_or(Errno::BADF)?, offset + at as u64);
-            if let Some(from) = file.map.as_ref().and_then(|map| map.readable(offset, len)) {
-                // SAFETY: `from` has `len` bytes that stay mapped as long as the file is used, and cannot be taken away; `to`
-                // by the caller's word, in another mapping.
-                unsafe { bytewise::copy(from, to, len) };
-                return Ok(());
-            }
-            // SAFETY: by the caller's word.
-            let n = unsafe { blocking::read(file.fd(), RawBuffer { ptr: to, len }, offset)? };
-            if n < len {
-                return Err(Errno::FAULT);
-            }
-        }
+        Segment::Map { .. } => return Err(Errno::FAULT),
     }
     Ok(())
 }

@@ -7,6 +7,10 @@
 //! The owner turns every loop ([`Reactor::reap`](crate::Reactor::reap) never waits here) until none has anything ready, then
 //! calls [`World::step`], which moves the clock to the next event, and repeats.
 //!
+//! Two nodes may be processes of one host: a node that listens at [`Address::Shared`](crate::Address::Shared), with its IP and a
+//! port as the path (`10.0.0.1:4711`), and those that connect to it there have streams over shared memory
+//! (`sim/shared_memory.rs`). Partitions and stalls hold their bytes too, as a process does that is stopped or slow.
+//!
 //! The network does not model acknowledgements (send-buffer space is free once the bytes have arrived), loss and reordering
 //! below the stream (a partition delays bytes, as retransmission does), and an unreachable host (it refuses connections).
 
@@ -17,6 +21,7 @@ mod losses;
 mod net;
 mod node;
 mod rng;
+mod shared_memory;
 mod stream;
 mod submit;
 #[cfg(test)]

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::events::{Event, Key};
 use super::node::{InFlight, Work};
+use super::shared_memory::SharedEnd;
 use super::stream::{Connection, Stage, StreamEnd};
 use super::world::{Crash, Inner, LinkProfile};
 use crate::Instant;
@@ -21,6 +22,8 @@ const BACKLOG: usize = 128;
 #[derive(Debug)]
 pub(super) struct ListenerEntry {
     pub(super) address: Option<SocketAddr>,
+    /// Its streams are over shared memory.
+    pub(super) is_shared: bool,
     /// The accept in flight.
     pub(super) accept: Option<u64>,
     backlog: VecDeque<u64>,
@@ -42,6 +45,21 @@ pub(super) struct Link {
     stalled_until: Instant,
     /// When the last byte so far has left, from the lower address and from the higher.
     busy_until: [Instant; 2],
+}
+
+impl ListenerEntry {
+    fn is_at(&self, address: SocketAddr, is_shared: bool) -> bool {
+        self.address == Some(address) && self.is_shared == is_shared
+    }
+}
+
+/// Where a listener of that address is, and whether it shares memory.
+fn place_of(address: &Address) -> Option<(SocketAddr, bool)> {
+    match address {
+        Address::Tcp(address) => Some((*address, false)),
+        Address::Shared(path) => Some((path.to_str()?.parse().ok()?, true)),
+        Address::Unix(_) | Address::Rdma(_) => None,
+    }
 }
 
 fn ordered(a: IpAddr, b: IpAddr) -> (IpAddr, IpAddr) {
@@ -106,14 +124,14 @@ impl Inner {
     }
 
     pub(super) fn listen(&mut self, id: u64, address: &Address) -> Result<Listener, Errno> {
-        let Address::Tcp(wanted) = address else { return Err(Errno::OPNOTSUPP) };
+        let (wanted, is_shared) = place_of(address).ok_or(Errno::OPNOTSUPP)?;
         let node = self.nodes.get_mut(&id).filter(|node| !node.dead).ok_or(Errno::BADF)?;
         let port = if wanted.port() == 0 { node.next_port() } else { wanted.port() };
         let at = SocketAddr::new(node.ip, port);
-        if node.listeners.iter_mut().any(|(_, _, entry)| entry.address == Some(at)) {
+        if node.listeners.iter_mut().any(|(_, _, entry)| entry.is_at(at, is_shared)) {
             return Err(Errno::ADDRINUSE);
         }
-        let entry = ListenerEntry { address: Some(at), accept: None, backlog: VecDeque::new() };
+        let entry = ListenerEntry { address: Some(at), is_shared, accept: None, backlog: VecDeque::new() };
         let (index, generation) = node.listeners.insert(entry);
         Ok(Listener { index, generation })
     }
@@ -155,37 +173,38 @@ impl Inner {
         let from = SocketAddr::new(ip, node.next_port());
         let Some(InFlight { work: Work::Connect { to, from: at }, event, .. }) = node.ops.get_mut(&op) else { return };
         *at = Some(from);
-        let Address::Tcp(to) = *to else { return self.fail(id, op, Errno::OPNOTSUPP) };
+        let Some((to, _)) = place_of(to) else { return self.fail(id, op, Errno::OPNOTSUPP) };
         let limit = self.now + CONNECT_LIMIT;
         *event = Some(self.events.add(limit, Event::ConnectTimeout { node: id, op }));
         let at = self.now + self.latency(ip, to.ip());
         self.events.add(at, Event::Syn { node: id, op });
     }
 
-    fn connecting(&self, id: u64, op: u64) -> Option<(SocketAddr, SocketAddr)> {
-        match self.nodes.get(&id)?.ops.get(&op)?.work {
-            Work::Connect { to: Address::Tcp(to), from: Some(from) } => Some((from, to)),
+    /// From where and to where a connect goes, and whether to a listener that shares memory.
+    fn connecting(&self, id: u64, op: u64) -> Option<(SocketAddr, SocketAddr, bool)> {
+        match &self.nodes.get(&id)?.ops.get(&op)?.work {
+            Work::Connect { to, from: Some(from) } => place_of(to).map(|(to, is_shared)| (*from, to, is_shared)),
             _ => None,
         }
     }
 
     pub(super) fn syn(&mut self, id: u64, op: u64) {
-        let Some((from, to)) = self.connecting(id, op) else { return };
+        let Some((from, to, is_shared)) = self.connecting(id, op) else { return };
         if self.net.is_cut(from.ip(), to.ip()) {
             self.events.add(self.now + CONNECT_RETRY, Event::Syn { node: id, op });
             return;
         }
-        let connection = self.open_connection(id, from, to);
+        let connection = self.open_connection(id, (from, to), is_shared);
         let at = self.now + self.latency(from.ip(), to.ip());
         self.events.add(at, Event::SynAck { node: id, op, connection });
     }
 
     /// Makes a connection if there is a listener.
-    fn open_connection(&mut self, client: u64, from: SocketAddr, to: SocketAddr) -> Option<u64> {
+    fn open_connection(&mut self, client: u64, (from, to): (SocketAddr, SocketAddr), is_shared: bool) -> Option<u64> {
         let server = self.live(to.ip())?;
         let key = self.new_id();
         let node = self.nodes.get_mut(&server)?;
-        let (_, _, entry) = node.listeners.iter_mut().find(|(_, _, entry)| entry.address == Some(to))?;
+        let (_, _, entry) = node.listeners.iter_mut().find(|(_, _, entry)| entry.is_at(to, is_shared))?;
         let accept = entry.accept;
         if accept.is_none() {
             if entry.backlog.len() == BACKLOG {
@@ -193,7 +212,11 @@ impl Inner {
             }
             entry.backlog.push_back(key);
         }
-        let ends = [StreamEnd::new(client, from), StreamEnd::new(server, to)];
+        let mut ends = [StreamEnd::new(client, from), StreamEnd::new(server, to)];
+        if is_shared {
+            let of_ends = SharedEnd::pair().expect("descriptors for a simulated stream over shared memory");
+            ends.iter_mut().zip(of_ends).for_each(|(end, shared)| end.shared = Some(shared));
+        }
         self.net.connections.insert(key, Connection { ends });
         if let Some(op) = accept {
             self.give_to_accept(server, op, key);
@@ -202,7 +225,7 @@ impl Inner {
     }
 
     pub(super) fn syn_ack(&mut self, id: u64, op: u64, connection: Option<u64>) {
-        let Some((from, to)) = self.connecting(id, op) else {
+        let Some((from, to, _)) = self.connecting(id, op) else {
             // The connect was cancelled, or its node died.
             return connection.into_iter().for_each(|connection| self.reset(connection, Errno::CONNRESET));
         };
@@ -240,9 +263,9 @@ impl Inner {
         }
     }
 
-    /// Plans the end of the patience of an end, if its link is cut.
+    /// Plans the end of the patience of an end, if its link is cut. A kernel has none with a process of its own host.
     fn watch(&mut self, connection: u64, end: usize) {
-        let Some(state) = self.net.connections.get(&connection) else { return };
+        let Some(state) = self.net.connections.get(&connection).filter(|state| !state.is_shared()) else { return };
         let (a, b) = state.ips(end);
         if let Some(since) = self.net.cut_since(a, b) {
             let at = (since + state.ends[end].keep_alive).max(self.now);
@@ -284,8 +307,10 @@ impl Inner {
     }
 
     pub(super) fn reset_random_connection(&mut self) -> bool {
+        // No kernel resets a stream between two living processes of its own host.
+        let may_break = |connection: &Connection| connection.is_whole() && !connection.is_shared();
         let whole: Vec<u64> =
-            self.net.connections.iter().filter(|(_, connection)| connection.is_whole()).map(|(key, _)| *key).collect();
+            self.net.connections.iter().filter(|(_, connection)| may_break(connection)).map(|(key, _)| *key).collect();
         let place = self.rng.below(whole.len() as u64) as usize;
         let Some(key) = whole.get(place).copied() else { return false };
         self.count.resets += 1;
@@ -310,6 +335,7 @@ impl Inner {
             .collect();
         for (key, end) in mine {
             let Some(connection) = self.net.connections.get_mut(&key) else { continue };
+            connection.end_memory(end);
             let (a, b) = connection.ips(0);
             let stage = &mut connection.ends[end].stage;
             if how == Crash::Process && *stage == Stage::Closed {
@@ -328,7 +354,7 @@ impl Inner {
 
     pub(super) fn peer_address(&self, id: u64, socket: Socket) -> Option<SocketAddr> {
         let (key, end) = *self.nodes.get(&id)?.sockets.get(socket.index, socket.generation)?;
-        Some(self.net.connections.get(&key)?.ends[1 - end].address)
+        Some(self.net.connections.get(&key).filter(|connection| !connection.is_shared())?.ends[1 - end].address)
     }
 
     pub(super) fn keep_alive(&mut self, id: u64, socket: Socket, idle: Duration) {

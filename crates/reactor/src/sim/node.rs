@@ -147,8 +147,8 @@ impl Work {
 /// The loop of one node.
 #[derive(Debug)]
 pub(crate) struct SimLoop {
-    world: Rc<RefCell<Inner>>,
-    id: u64,
+    pub(super) world: Rc<RefCell<Inner>>,
+    pub(super) id: u64,
     waker: Waker,
 }
 
@@ -159,7 +159,7 @@ impl SimLoop {
     }
 
     /// The node of this loop: it is there as long as the loop is.
-    fn with<R>(&self, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
+    pub(super) fn with<R>(&self, f: impl FnOnce(&mut Node) -> R) -> Option<R> {
         self.world.borrow_mut().nodes.get_mut(&self.id).map(f)
     }
 
@@ -216,7 +216,11 @@ impl SimLoop {
     }
 
     pub(crate) fn local_address(&self, listener: Listener) -> Option<SocketAddr> {
-        self.with(|node| node.listeners.get(listener.index, listener.generation)?.address).flatten()
+        let address = |node: &mut Node| {
+            let entry = node.listeners.get(listener.index, listener.generation)?;
+            entry.address.filter(|_| !entry.is_shared)
+        };
+        self.with(address).flatten()
     }
 
     pub(crate) fn close_listener(&mut self, listener: Listener) {

@@ -8,6 +8,7 @@ use super::disk::SimFile;
 use super::events::Event;
 use super::node::{Node, Sending, Work};
 use super::rng::Rng;
+use super::shared_memory::SharedEnd;
 use super::world::Inner;
 use crate::Instant;
 use crate::gather::{Gather, Scatter, Segment as GatherSegment};
@@ -56,6 +57,8 @@ pub(super) struct StreamEnd {
     /// Nothing more is sent.
     shut: bool,
     error: Option<Errno>,
+    /// Of a stream over shared memory.
+    pub(super) shared: Option<SharedEnd>,
 }
 
 #[derive(Debug)]
@@ -106,6 +109,7 @@ impl StreamEnd {
             ended: false,
             shut: false,
             error: None,
+            shared: None,
         }
     }
 
@@ -329,6 +333,7 @@ impl Inner {
     pub(super) fn shutdown_send(&mut self, id: u64, socket: Socket) {
         let entry = self.nodes.get(&id).and_then(|node| node.sockets.get(socket.index, socket.generation)).copied();
         if let Some((key, end)) = entry {
+            self.note_end(key, end, false);
             self.end_stream(key, end);
         }
     }
@@ -346,6 +351,7 @@ impl Inner {
     pub(super) fn close(&mut self, id: u64, socket: Socket) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let Some((key, end)) = node.sockets.remove(socket.index, socket.generation) else { return };
+        self.note_end(key, end, true);
         let Some(connection) = self.net.connections.get(&key) else { return };
         let ops = [connection.ends[end].receive, connection.ends[end].send];
         for op in ops.into_iter().flatten() {

@@ -1,6 +1,7 @@
 //! The world as its users see it: every test is a story on a few nodes, told for many seeds.
 
 mod disk;
+mod lending;
 mod network;
 mod property;
 

@@ -81,6 +81,8 @@ pub(super) struct Inner {
     pub(super) net: Net,
     pub(super) plan: FaultPlan,
     pub(super) count: FaultCount,
+    /// Into and out of memory that nodes have lent each other.
+    pub(super) copies: u64,
     disks: BTreeMap<IpAddr, BTreeMap<String, SimFile>>,
     next_tick: Option<Instant>,
     next_id: u64,
@@ -99,6 +101,7 @@ impl World {
             net: Net::default(),
             plan: FaultPlan::default(),
             count: FaultCount::default(),
+            copies: 0,
             disks: BTreeMap::new(),
             next_tick: None,
             next_id: 0,
@@ -194,6 +197,11 @@ impl World {
     /// What went wrong so far.
     pub fn fault_count(&self) -> FaultCount {
         self.inner.borrow().count
+    }
+
+    /// Copies into and out of memory that nodes have lent each other, so far.
+    pub fn lent_copies(&self) -> u64 {
+        self.inner.borrow().copies
     }
 
     /// The disk of a node; the node need not run.
