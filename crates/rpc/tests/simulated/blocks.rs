@@ -51,8 +51,8 @@ impl Theirs {
 
 impl Life {
     /// Opens a window for a session's peer, and says so.
-    pub fn offer_window(&mut self, session: Session) {
-        let memory = self.node().register(WORDS * WORD).expect("memory");
+    pub fn offer_window(&mut self, ledger: &mut Ledger, session: Session) {
+        let memory = self.window_memory(ledger, WORDS * WORD);
         let Ok(window) = self.node().open_window(session, &memory, 0..WORDS * WORD, Rights::BOTH) else { return };
         let descriptor = window.descriptor();
         if !self.send(session, OFFERS_WINDOW, &descriptor.to_bytes()) {
@@ -64,10 +64,27 @@ impl Life {
         }
     }
 
+    /// Zeroes for a window. Where there are peers to lend it to, it can be lent, and may be that of a window that was closed.
+    pub fn window_memory(&mut self, ledger: &mut Ledger, len: usize) -> Memory {
+        if !ledger.has_neighbours(self.index) {
+            return self.node().register(len).expect("memory");
+        }
+        let last = self.closed.iter().rposition(|(memory, _)| memory.len() == len).filter(|_| ledger.one_in(2));
+        if let Some(place) = last {
+            let (memory, held) = self.closed.swap_remove(place);
+            self.check_unchanged(&memory, &held);
+            memory.write(0, &vec![0; len]).expect("its own range");
+            return memory;
+        }
+        let is_private = ledger.one_in(4);
+        let memory = if is_private { self.node().register(len) } else { self.node().register_shared(len) };
+        memory.expect("memory")
+    }
+
     /// Another window instead of one that may be in use.
     pub fn replace_window(&mut self, ledger: &mut Ledger) {
         if let Some((session, _)) = self.pick_session(ledger) {
-            self.offer_window(session);
+            self.offer_window(ledger, session);
         }
     }
 

@@ -101,7 +101,7 @@ impl Life {
 
     /// Windows for the peer of a session, or for the first of all peers.
     fn open_windows(&mut self, ledger: &mut Ledger, session: Session) -> Option<CallWindows> {
-        let memories = [(); 2].map(|()| self.node().register(WORDS * WORD).expect("memory"));
+        let memories = [(); 2].map(|()| self.window_memory(ledger, WORDS * WORD));
         let for_any = ledger.one_in(3).then(|| self.sessions.keys().copied().collect::<Vec<_>>());
         let open = |memory, rights| match &for_any {
             Some(sessions) => self.node().open_window_for_one_of(sessions, memory, 0..WORDS * WORD, rights),

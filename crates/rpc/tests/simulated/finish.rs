@@ -33,6 +33,7 @@ impl Simulation {
         self.check_contents();
         self.end();
         self.ledger.report.faults = faults;
+        self.ledger.report.lent_copies = self.world.lent_copies();
         self.ledger.report
     }
 

@@ -9,6 +9,7 @@ use byway_reactor::Instant;
 use byway_rpc::message::{NodeId, Status};
 use byway_rpc::node::Reply;
 
+use super::NODES;
 use super::rules::{check_end_of_session, rule};
 
 /// What the programs do.
@@ -40,6 +41,8 @@ pub struct Report {
     pub puts: u64,
     pub gets: u64,
     pub messages: u64,
+    /// Puts and gets that one end copied into or out of memory that the other has lent.
+    pub lent_copies: u64,
     pub sessions_ended: u64,
     pub crashes: u64,
     pub faults: u64,
@@ -62,6 +65,7 @@ impl Report {
         self.puts += other.puts;
         self.gets += other.gets;
         self.messages += other.messages;
+        self.lent_copies += other.lent_copies;
         self.sessions_ended += other.sessions_ended;
         self.crashes += other.crashes;
         self.faults += other.faults;
@@ -106,6 +110,8 @@ pub struct Ledger {
     pub mode: Mode,
     /// There are no faults in this run, and programs close no session.
     pub is_calm: bool,
+    /// Of each node, the host that it runs on.
+    pub hosts: [usize; NODES],
     pub calls: BTreeMap<u64, Call>,
     /// The nodes' names of now.
     pub names: BTreeMap<NodeId, usize>,
@@ -113,16 +119,27 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    pub fn new(seed: u64, is_calm: bool) -> Self {
+    pub fn new(seed: u64, is_calm: bool, hosts: [usize; NODES]) -> Self {
         Self {
             random: Random::from_seed(seed),
             now: Instant::ZERO,
             mode: Mode::Busy,
             is_calm,
+            hosts,
             calls: BTreeMap::new(),
             names: BTreeMap::new(),
             report: Report::default(),
         }
+    }
+
+    /// Whether two nodes share memory.
+    pub fn are_on_one_host(&self, a: usize, b: usize) -> bool {
+        self.hosts[a] == self.hosts[b]
+    }
+
+    /// Whether a node has others on its host.
+    pub fn has_neighbours(&self, node: usize) -> bool {
+        (0..NODES).any(|other| other != node && self.are_on_one_host(node, other))
     }
 
     /// 0 to `bound - 1`.

@@ -35,8 +35,13 @@ pub fn ip(node: usize) -> IpAddr {
     IpAddr::V4(Ipv4Addr::new(10, 0, 0, node as u8 + 1))
 }
 
+/// Where a node listens: for all, and for nodes of its host.
 fn at(node: usize) -> Address {
     Address::Tcp(SocketAddr::new(ip(node), PORT))
+}
+
+fn shared_at(node: usize) -> Address {
+    Address::Shared(SocketAddr::new(ip(node), PORT).to_string().into())
 }
 
 /// What an operation under way is.
@@ -154,6 +159,9 @@ impl Life {
             rpc,
         };
         life.rpc.node().listen(&at(index)).expect("a simulated address is free");
+        if ledger.has_neighbours(index) {
+            life.rpc.node().listen(&shared_at(index)).expect("a simulated address is free");
+        }
         life.frame_bytes_idle = life.node().counters().expect("not in a child").frame_bytes;
         let accept = life.node().start_accept().expect("an accept");
         life.add(accept, Pending::Accept);
@@ -269,7 +277,7 @@ impl Life {
         ledger.note(self.index, 2);
         // An accept may have its result behind the first message.
         self.sessions.entry(session).or_default();
-        self.offer_window(session);
+        self.offer_window(ledger, session);
     }
 
     /// A session has ended, and so what was open for it.
@@ -357,7 +365,8 @@ impl Life {
             }
         }
         for to in missing {
-            let op = self.node().start_connect(&at(to)).expect("a connect");
+            let address = if ledger.are_on_one_host(self.index, to) { shared_at(to) } else { at(to) };
+            let op = self.node().start_connect(&address).expect("a connect");
             self.add(op, Pending::Connect(to));
         }
     }
@@ -375,11 +384,15 @@ impl Life {
 
     /// The memory of windows that were closed holds what it did then.
     pub fn check_closed(&mut self) {
-        for (memory, held) in self.closed.drain(..) {
-            let mut bytes = vec![0; held.len()];
-            memory.read(0, &mut bytes).expect("its own range");
-            rule!(bytes == held, "memory of node {} changed after its window was closed", self.index);
+        for (memory, held) in std::mem::take(&mut self.closed) {
+            self.check_unchanged(&memory, &held);
         }
+    }
+
+    pub fn check_unchanged(&self, memory: &Memory, held: &[u8]) {
+        let mut bytes = vec![0; held.len()];
+        memory.read(0, &mut bytes).expect("its own range");
+        rule!(bytes == held, "memory of node {} changed after its window was closed", self.index);
     }
 }
 

@@ -1,5 +1,5 @@
 //! Four nodes in a simulated world, whose programs call each other, hand calls on, and put into and get from each other's
-//! windows.
+//! windows. In half of the seeds nodes of one host have sessions over shared memory, and lend each other that of windows.
 //!
 //! Faults: partitions, resets and stalls of the network, crashes of a node, and programs that close a session. Rules, all checked
 //! in every run:
@@ -26,17 +26,19 @@ mod rules;
 use std::time::Duration;
 
 use byway_reactor::sim::{Crash, FaultPlan, LinkProfile, World};
-use byway_skip::seeds::catch_broken;
+use byway_skip::seeds::{Chance, catch_broken};
 
 use self::ledger::Ledger;
 pub use self::ledger::Report;
-use self::life::{Life, ip};
+use self::life::{KEEP_ALIVE, Life, ip};
 pub use self::rules::Broken;
 use self::rules::rule;
 
 const NODES: usize = 4;
 const ROUNDS: usize = 60;
 const CRASHES_MAX: u64 = 2;
+/// Rounds in which two programs of one host do not hear of each other, some of them after each has given the other up.
+const SILENT_ROUNDS: usize = 12;
 /// The longest that a stall lasts.
 const STALL_MAX: Duration = Duration::from_millis(100);
 /// A call that is late by more is one that nobody looks after: nodes are turned whenever there is something to do.
@@ -55,6 +57,13 @@ pub fn run(seed: u64) -> Result<Report, Broken> {
     catch_broken(|| Simulation::new(seed).run())
 }
 
+/// The host of each node: in half of the seeds of its own, else one of two.
+fn hosts(seed: u64) -> [usize; NODES] {
+    let mut chance = Chance::new(seed);
+    let shares = matches!(seed % 4, 0 | 3);
+    std::array::from_fn(|node| if shares { chance.below(2) } else { node })
+}
+
 struct Simulation {
     // Before the world, whose loops they have.
     nodes: Vec<Option<Life>>,
@@ -68,7 +77,7 @@ struct Simulation {
 impl Simulation {
     fn new(seed: u64) -> Self {
         let world = World::new(seed);
-        let mut ledger = Ledger::new(seed, seed % 8 == 7);
+        let mut ledger = Ledger::new(seed, seed % 8 == 7, hosts(seed));
         let mut wanted = vec![Vec::new(); NODES];
         for node in 0..NODES {
             for other in 0..node {
@@ -187,10 +196,14 @@ impl Simulation {
             self.world.partition(ip(node), ip(other));
             let pause = Duration::from_micros(self.ledger.below(900_000) as u64);
             self.pass(pause);
+            if self.ledger.are_on_one_host(node, other) {
+                self.go_on_while_silent();
+            }
             self.world.heal(ip(node), ip(other));
         } else if self.ledger.report.crashes < CRASHES_MAX {
             self.ledger.report.crashes += 1;
-            let how = if self.ledger.one_in(2) { Crash::Power } else { Crash::Process };
+            let is_power = self.ledger.one_in(2) && !self.ledger.has_neighbours(node);
+            let how = if is_power { Crash::Power } else { Crash::Process };
             if let Some(life) = self.nodes[node].take() {
                 self.world.crash(ip(node), how);
                 self.count_calls(&life);
@@ -200,6 +213,15 @@ impl Simulation {
             let pause = Duration::from_micros(self.ledger.below(100_000) as u64);
             self.pass(pause);
             self.start(node);
+        }
+    }
+
+    /// The programs go on while two of one host do not hear of each other. Nothing breaks their stream, and each gives the other up
+    /// while that one still reaches the memory that it was lent.
+    fn go_on_while_silent(&mut self) {
+        for _ in 0..SILENT_ROUNDS {
+            self.act();
+            self.pass(KEEP_ALIVE / 4);
         }
     }
 
