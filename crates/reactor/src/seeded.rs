@@ -243,6 +243,14 @@ pub enum Bug {
     ClosedWindowStaysOpen,
     /// An operation ends while its memory is in use.
     MemoryNotAwaited,
+    /// A window in lent memory is closed before its peer has said that it forgets it.
+    RecallNotAwaited,
+    /// A peer says that it forgets a window in lent memory, and goes on using it.
+    GrantKept,
+    /// Memory that is lent again is announced under the number of other memory that rests.
+    WrongLoanWoken,
+    /// Memory that a peer could write is not taken from it when the peer is given up.
+    LentMemoryNotTakenBack,
 }
 
 impl Bug {
@@ -376,7 +384,7 @@ impl Bug {
     ];
 
     /// Those that the simulation of nodes must find.
-    pub const NODES: [Self; 8] = [
+    pub const NODES: [Self; 12] = [
         Self::RefusedMessageKeepsCredit,
         Self::GrantForgotten,
         Self::MessageWithoutCredit,
@@ -385,6 +393,10 @@ impl Bug {
         Self::GetPieceAtWrongOffset,
         Self::ClosedWindowStaysOpen,
         Self::MemoryNotAwaited,
+        Self::RecallNotAwaited,
+        Self::GrantKept,
+        Self::WrongLoanWoken,
+        Self::LentMemoryNotTakenBack,
     ];
 }
 

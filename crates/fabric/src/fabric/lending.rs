@@ -15,6 +15,7 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
 
 use super::wire::Wire;
@@ -101,7 +102,10 @@ impl Loans {
     fn wake(&mut self, mapping: &Mapping, write: bool) {
         let Some(at) = self.resting.iter().position(|resting| resting.loan.is_of(mapping, write)) else { return };
         let Some(loan) = mapping.lend_again(&self.resting[at].loan) else { return };
-        if let Some(Resting { number, .. }) = self.resting.remove(at) {
+        if let Some(Resting { mut number, .. }) = self.resting.remove(at) {
+            if seeded::is(Bug::WrongLoanWoken) {
+                number = self.resting.back().map_or(number, |other| other.number);
+            }
             self.lent.push(Lent { number, loan, windows: 0 });
         }
     }
@@ -263,7 +267,9 @@ impl Fabric {
 
     /// The peer wants us to forget where a window of its own lies.
     pub(super) fn lent_window_closed(&mut self, session: SessionId, window: WindowKey) {
-        if let Some(shm) = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut()) {
+        if let Some(shm) = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut())
+            && !seeded::is(Bug::GrantKept)
+        {
             shm.grants.forget_lent(window);
         }
         self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::FORGOTTEN));
@@ -290,7 +296,7 @@ impl Fabric {
         let Some(state) = self.sessions.get_mut(session) else { return };
         let Some(shm) = state.wire.shm_mut() else { return };
         let loans = std::mem::take(&mut shm.loans);
-        if !state.peer_let_go {
+        if !state.peer_let_go && !seeded::is(Bug::LentMemoryNotTakenBack) {
             loans.take_back();
         }
         let Loans { lent, windows, .. } = loans;

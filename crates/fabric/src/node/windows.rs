@@ -143,7 +143,7 @@ impl Core {
                 self.note_filling(key, sessions);
             }
         }
-        if recalled.is_empty() {
+        if recalled.is_empty() || seeded::is(Bug::RecallNotAwaited) {
             return self.linger(op, smallvec![mapping], Ok(Outcome::Done));
         }
         let name = self.closings.closing.insert(Closing { op, mapping, left: recalled.len() });
