@@ -265,6 +265,7 @@ impl FarJob {
             }
             Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
             Told::Lost(slab) => self.pager.lose_slab(slab),
+            Told::CopiesLost => self.pager.leave_lost(|place| self.store.pool().has(place)),
             Told::Slow(frame) => self.pager.get_again(frame),
         }
     }

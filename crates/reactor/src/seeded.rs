@@ -223,6 +223,10 @@ pub enum Bug {
     PagerWriteNotNoted,
     /// A page leaves without a put although too few copies of it are left.
     PoolKeepsTooFewCopies,
+    /// A page that no lender has leaves without a put.
+    PoolKeepsGonePages,
+    /// The pool claims to have pages that no lender has any more.
+    PoolClaimsLostPages,
     /// Pages that are got at once come into each other's frames.
     PoolGetsMixedUp,
     /// A lender keeps the slabs of a borrower that does not renew them.
@@ -355,7 +359,7 @@ impl Bug {
     ];
 
     /// Those of far memory.
-    pub const MEMORY: [Self; 25] = [
+    pub const MEMORY: [Self; 27] = [
         Self::PoolNoOtherCopy,
         Self::PoolPutToOneCopy,
         Self::PoolChecksumIgnored,
@@ -379,6 +383,8 @@ impl Bug {
         Self::PagerForkWithoutFrames,
         Self::PagerWriteNotNoted,
         Self::PoolKeepsTooFewCopies,
+        Self::PoolKeepsGonePages,
+        Self::PoolClaimsLostPages,
         Self::PoolGetsMixedUp,
         Self::LenderWaitsForEver,
     ];

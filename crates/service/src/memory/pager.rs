@@ -129,6 +129,11 @@ impl Pager {
         self.spaces.values().map(|space| space.protected).sum()
     }
 
+    /// Pages that frames have, and that lie at their places too.
+    pub fn pages_in_frames(&self) -> impl Iterator<Item = PageId> {
+        self.frames.clean().into_iter().map(|(_, page, _)| page)
+    }
+
     /// [`Pager::far_pages`] for each slab.
     pub fn used_places(&self) -> impl Iterator<Item = u32> {
         self.places.used_in_slabs()
@@ -463,10 +468,8 @@ impl Pager {
         if !self.places.lose(slab) {
             return;
         }
-        for (frame, page, place) in self.frames.clean_of(slab) {
-            // They have their bytes still, and are put elsewhere.
-            self.leave_place(frame, Some(page), place);
-        }
+        // Frames have the bytes of some still: these are put elsewhere.
+        self.leave_lost(|place| place.slab() != slab);
     }
 
     /// Pages that could not be moved may be tried again: to be called a few times a second.

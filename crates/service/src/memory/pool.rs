@@ -282,6 +282,8 @@ impl Pool {
         match self.class {
             Class::Disk if !slab.in_file.has(place.index()) => PutEnd::Refused,
             Class::Disk => PutEnd::Kept,
+            // No copy misses a page that is gone.
+            _ if !slab.is_used(place.index()) && !seeded::is(Bug::PoolKeepsGonePages) => PutEnd::Elsewhere,
             Class::Parity if !self.is_row_whole(place) => PutEnd::Elsewhere,
             class if slab.holders(place.index()) >= class.copies() => PutEnd::Kept,
             _ => PutEnd::Elsewhere,
@@ -307,6 +309,13 @@ impl Pool {
         let op = self.begin_at(OpKind::Get(frame, page, source), lease_at(source));
         self.expect_end(op, now);
         self.actions.push_back(get_action(op, frame, page, source));
+    }
+
+    fn end_get(&mut self, frame: u32, page: Place) {
+        self.told.push_back(Told::Got(frame, true));
+        if !self.has_page(page) {
+            self.tell_copies_lost();
+        }
     }
 
     fn lose_get(&mut self, frame: u32) {
@@ -351,7 +360,7 @@ impl Pool {
             OpKind::Put(place, lease) => self.put_part_ended(place, lease, result.is_err()),
             OpKind::Get(frame, place, source) => {
                 if self.check(place, source, result) {
-                    self.told.push_back(Told::Got(frame, true));
+                    self.end_get(frame, place);
                 } else if seeded::is(Bug::PoolNoOtherCopy) {
                     self.told.push_back(Told::Got(frame, false));
                 } else {
@@ -382,6 +391,7 @@ impl Pool {
                     copy.missing.set(page, true);
                     self.damaged.insert(number);
                 }
+                self.tell_copies_lost();
             }
             (Err(_), Source::Lease(lease)) => self.drop_copy(number, lease),
             (result, Source::File) => {
@@ -403,6 +413,13 @@ impl Pool {
         if slab.copies.len() < before {
             self.give_back(lease);
             self.weigh(number);
+            self.tell_copies_lost();
+        }
+    }
+
+    fn tell_copies_lost(&mut self) {
+        if self.told.back() != Some(&Told::CopiesLost) {
+            self.told.push_back(Told::CopiesLost);
         }
     }
 
@@ -413,6 +430,15 @@ impl Pool {
         } else {
             self.actions.push_back(Action::Return(lease));
         }
+    }
+
+    /// Whether what lies at a place can be got, as far as is known.
+    pub fn has(&self, place: Place) -> bool {
+        self.has_page(self.page_at(place)) || seeded::is(Bug::PoolClaimsLostPages)
+    }
+
+    fn has_page(&self, page: Place) -> bool {
+        self.source(page).is_some() || self.can_compute(page)
     }
 
     fn source(&self, place: Place) -> Option<Source> {

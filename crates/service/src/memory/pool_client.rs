@@ -193,6 +193,11 @@ impl PoolClient {
         self.pool.keep(frame, place);
     }
 
+    /// See [`Pool::has`].
+    pub fn has(&self, place: Place) -> bool {
+        self.pool.has(place)
+    }
+
     /// See [`Pool::get`]. It begins with the next [`PoolClient::flush`].
     pub fn get(&mut self, frame: u32, place: Place) {
         self.pool.get(frame, place, self.rpc.node().now());

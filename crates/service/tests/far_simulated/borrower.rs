@@ -232,16 +232,25 @@ impl Borrower {
                 Told::Rests(slab, rests) => self.pager.rest_slab(slab, rests),
                 Told::Lost(slab) => {
                     rule!(self.may_lose, "slab {slab} was lost, and nothing has happened that loses one");
-                    for program in &mut self.programs {
-                        program.here_at_loss = program.here.keys().copied().collect();
-                    }
                     self.pager.lose_slab(slab);
+                }
+                Told::CopiesLost => {
+                    self.note_here();
+                    self.pager.leave_lost(|place| self.client.has(place));
                 }
                 Told::Slow(frame) => self.pager.get_again(frame),
             }
             self.act();
         }
         has_heard
+    }
+
+    /// Notes what is here, in programs or in frames: it is not to be lost by what was lost until now.
+    fn note_here(&mut self) {
+        for program in &mut self.programs {
+            let in_frames = self.pager.pages_in_frames().filter(|at| at.space == program.space).map(|at| at.page);
+            program.here_at_loss = program.here.keys().copied().chain(in_frames).collect();
+        }
     }
 
     /// As the driver: fills are gathered, and gets begin behind them.
@@ -289,11 +298,7 @@ impl Borrower {
         if let Some(program) = self.program(at.space) {
             rule!(!program.here.contains_key(&at.page), "page {} is taken for lost, and its program has it", at.page);
             let was_here = program.here_at_loss.contains(&at.page);
-            rule!(
-                !was_here,
-                "page {} was in the program when a slab was lost, nothing has happened since, and it is lost",
-                at.page
-            );
+            rule!(!was_here, "page {} was here when copies were lost, nothing was lost since, and it is lost", at.page);
             program.poisoned.insert(at.page);
             program.wake(at.page);
         }
@@ -451,12 +456,6 @@ impl Borrower {
     pub fn flip(&mut self, copy: usize) -> bool {
         let Some(place) = self.places.get(self.chance.below(self.places.len())).copied() else { return false };
         self.client.spoil(place, copy, &self.garbage)
-    }
-
-    /// Something happens to a lender. Single pages may be lost by it, when the new copy of their slab had not got them yet: what was in
-    /// the program at an earlier loss may be among them.
-    pub fn struck(&mut self) {
-        self.programs.iter_mut().for_each(|program| program.here_at_loss.clear());
     }
 
     /// The program ends: nothing of it is left in frames or at places.

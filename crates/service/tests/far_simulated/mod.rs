@@ -52,6 +52,8 @@ enum Story {
     NoneCalm,
     /// Four pages and their parity; as [`Story::MirrorOneAtATime`]. Nothing is lost.
     ParityOneAtATime,
+    /// Four pages and their parity; two lenders die at a time, and all is whole again before the next do.
+    ParityTwoAtATime,
     /// Four pages and their parity, and anything happens.
     ParityAnything,
 }
@@ -65,7 +67,8 @@ impl Story {
             4 => Self::DiskAnything,
             5 => Self::NoneAnything,
             6 => Self::NoneTakenBack,
-            9 if seed % 20 == 9 => Self::ParityAnything,
+            9 if seed % 20 == 9 => Self::ParityTwoAtATime,
+            8 if seed % 20 == 18 => Self::ParityAnything,
             8 | 9 => Self::ParityOneAtATime,
             _ if seed % 16 == 7 => Self::NoneCalm,
             _ => Self::MirrorOneAtATime,
@@ -77,7 +80,7 @@ impl Story {
             Self::MirrorOneAtATime | Self::MirrorFlips | Self::MirrorAnything => Class::Mirror,
             Self::DiskAnything => Class::Disk,
             Self::NoneAnything | Self::NoneTakenBack | Self::NoneCalm => Class::None,
-            Self::ParityOneAtATime | Self::ParityAnything => Class::Parity,
+            Self::ParityOneAtATime | Self::ParityTwoAtATime | Self::ParityAnything => Class::Parity,
         }
     }
 
@@ -87,11 +90,12 @@ impl Story {
     }
 
     fn may_lose(self) -> bool {
-        matches!(self, Self::MirrorAnything | Self::NoneAnything | Self::ParityAnything)
+        matches!(self, Self::MirrorAnything | Self::NoneAnything | Self::ParityTwoAtATime | Self::ParityAnything)
     }
 
     fn one_at_a_time(self) -> bool {
-        matches!(self, Self::MirrorOneAtATime | Self::NoneTakenBack | Self::ParityOneAtATime)
+        let settles = [Self::MirrorOneAtATime, Self::NoneTakenBack, Self::ParityOneAtATime, Self::ParityTwoAtATime];
+        settles.contains(&self)
     }
 }
 
@@ -230,9 +234,9 @@ impl Simulation {
     /// Something happens to a lender, while the program goes on.
     fn strike(&mut self) {
         let lender = self.chance.below(self.lenders.len());
-        self.borrower.struck();
         let kind = match self.story {
             Story::MirrorOneAtATime | Story::ParityOneAtATime => [0, 0, 1, 2, 3, 4, 5][self.chance.below(7)],
+            Story::ParityTwoAtATime => 8,
             Story::MirrorFlips => 6,
             Story::NoneTakenBack => 4,
             Story::DiskAnything => self.chance.below(8),
@@ -243,7 +247,7 @@ impl Simulation {
             println!("{:?}: strike {kind} at lender {lender}; {:?}", self.world.now(), self.borrower.client.counters());
         }
         match kind {
-            0 => self.kill(lender),
+            0 => self.kill(&[lender]),
             1 => {
                 let cut = Duration::from_millis(self.chance.below(4000) as u64);
                 self.cut_off(lender, cut);
@@ -262,6 +266,10 @@ impl Simulation {
                     self.report.flips += u64::from(self.borrower.flip(copy));
                 }
             }
+            8 => {
+                let other = (lender + 1 + self.chance.below(self.lenders.len() - 1)) % self.lenders.len();
+                self.kill(&[lender, other]);
+            }
             _ => {
                 let is_full = self.chance.one_in(2);
                 self.borrower.file.fill_up(is_full);
@@ -277,14 +285,18 @@ impl Simulation {
         }
     }
 
-    /// It dies, and starts again.
-    fn kill(&mut self, lender: usize) {
-        self.report.crashes += 1;
-        let how = if self.chance.one_in(2) { Crash::Power } else { Crash::Process };
-        self.lenders[lender].crash(&self.world, how);
+    /// They die, and start again.
+    fn kill(&mut self, lenders: &[usize]) {
+        for lender in lenders {
+            self.report.crashes += 1;
+            let how = if self.chance.one_in(2) { Crash::Power } else { Crash::Process };
+            self.lenders[*lender].crash(&self.world, how);
+        }
         let pause = Duration::from_micros(self.chance.below(4_000_000) as u64);
         self.work_for(pause);
-        self.lenders[lender].restart(&self.world);
+        for lender in lenders {
+            self.lenders[*lender].restart(&self.world);
+        }
     }
 
     fn cut_off(&mut self, lender: usize, time: Duration) {

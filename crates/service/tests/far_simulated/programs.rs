@@ -30,7 +30,7 @@ pub struct Program {
     pub poisoned: HashSet<u64>,
     /// Pages of it that it cannot write to before the pager lets it.
     pub protected: HashSet<u64>,
-    /// Pages that were in it when a slab was lost the last time, if nothing has happened to a lender since.
+    /// Pages that were in it, or in frames, when copies were lost the last time.
     pub here_at_loss: HashSet<u64>,
     pub threads: [Option<Access>; THREADS],
     /// Pages that a forked child has too, and neither has written since: the kernel does not move them.

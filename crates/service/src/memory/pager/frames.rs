@@ -163,10 +163,10 @@ impl Frames {
         }
     }
 
-    /// Clean frames of places in a slab.
-    pub(super) fn clean_of(&self, slab: u32) -> Vec<(u32, PageId, Place)> {
+    /// Frames with pages that lie at their places too.
+    pub(super) fn clean(&self) -> Vec<(u32, PageId, Place)> {
         let clean = self.all.iter().enumerate().filter_map(|(frame, state)| match state {
-            Frame::Clean(page, place) if place.slab() == slab => Some((frame as u32, *page, *place)),
+            Frame::Clean(page, place) => Some((frame as u32, *page, *place)),
             _ => None,
         });
         clean.collect()

@@ -27,6 +27,16 @@ impl Pager {
         self.pump();
     }
 
+    /// Copies were lost. What frames have of places that `has` knows nothing of any more is put elsewhere.
+    pub fn leave_lost(&mut self, has: impl Fn(Place) -> bool) {
+        for (frame, page, place) in self.frames.clean() {
+            if !has(place) {
+                self.leave_place(frame, Some(page), place);
+            }
+        }
+        self.pump();
+    }
+
     /// A frame alone has what all that refer to a place are to find: its page, if that is wanted still, and pages of forked children.
     pub(super) fn leave_place(&mut self, frame: u32, page: Option<PageId>, place: Place) {
         let mut owners = Vec::from_iter(page);

@@ -118,6 +118,9 @@ pub enum Told {
     Rests(u32, bool),
     /// No copy of a slab is left: the pages that lie only there are lost.
     Lost(u32),
+    /// A copy of a slab or of a page was lost. Pages that lie nowhere any more, and that a frame has still, go elsewhere:
+    /// [`Pager::leave_lost`](crate::memory::pager::Pager::leave_lost), with [`Pool::has`].
+    CopiesLost,
     /// The get into that frame takes long, and another copy of the page can be had: [`Pager::get_again`](crate::memory::pager::Pager::get_again).
     Slow(u32),
 }

@@ -140,7 +140,10 @@ impl Pool {
                 self.weigh(number);
             }
         }
-        self.is_mending |= slabs > 0;
+        if slabs > 0 {
+            self.is_mending = true;
+            self.tell_copies_lost();
+        }
         self.leasing.is_due = true;
         self.notes.push_back(Note::GivenUp { lender: index, slabs, silent });
     }

@@ -35,6 +35,9 @@ impl Pool {
         for number in numbers {
             let mut gone = Vec::new();
             let found = self.find_repair(number, &mut gone);
+            if !gone.is_empty() {
+                self.tell_copies_lost();
+            }
             let slab = &mut self.slabs[number as usize];
             for page in gone {
                 slab.gone.set(page, true);

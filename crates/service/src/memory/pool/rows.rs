@@ -191,6 +191,14 @@ impl Pool {
         others.is_some_and(|others| others.iter().all(|(_, lease)| !self.lenders[lease.lender].is_slow))
     }
 
+    /// Whether a page can be computed, perhaps with a slow lender.
+    pub(super) fn can_compute(&self, page: Place) -> bool {
+        let (row, column) = row_of(page);
+        self.class == Class::Parity
+            && self.slab_of(row, column).is_used(row.index())
+            && self.others(row, column).is_some()
+    }
+
     /// Whether all lenders of a row have their pages of it.
     pub(super) fn is_row_whole(&self, page: Place) -> bool {
         let (row, _) = row_of(page);
@@ -322,6 +330,7 @@ impl Pool {
         let parity = row.slab() + PARITY;
         self.slabs[parity as usize].copies.iter_mut().for_each(|copy| copy.missing.set(page.index(), true));
         self.damaged.insert(parity);
+        self.tell_copies_lost();
     }
 
     /// Locks a row and gets pages of it.
@@ -416,7 +425,7 @@ impl Pool {
                 let is_good = sum == self.slab_of(row, column).sum(row.index());
                 self.end_row(slot);
                 if is_good {
-                    self.told.push_back(Told::Got(frame, true));
+                    self.end_get(frame, page_of(row, column));
                 } else {
                     self.set_gone(page_of(row, column));
                     self.lose_get(frame);

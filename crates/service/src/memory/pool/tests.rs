@@ -42,8 +42,10 @@ impl Rig {
         std::iter::from_fn(|| self.pool.next_action()).collect()
     }
 
+    /// What the pager is told, but that copies were lost.
     fn told(&mut self) -> Vec<Told> {
-        std::iter::from_fn(|| self.pool.next_told()).collect()
+        let told = std::iter::from_fn(|| self.pool.next_told());
+        told.filter(|told| *told != Told::CopiesLost).collect()
     }
 
     /// A put that all copies take.
@@ -335,4 +337,30 @@ fn a_slab_that_is_taken_back_is_not_used_when_it_closes() {
     assert!(rig.actions().contains(&Action::Return(Lease { lender: 0, view: 0, number: 1 })));
     rig.pool.get(2, Place::new(0, 0), rig.now);
     assert!(matches!(rig.actions()[..], [Action::Read(_, 2, _)]));
+}
+
+#[test]
+fn a_page_that_no_copy_has_is_not_kept_at_its_place() {
+    let mut rig = Rig::new(Class::Mirror, 3);
+    rig.put(1, 0, 10);
+    rig.put(2, 1, 11);
+    rig.pool.give_up(0, true, rig.now);
+    rig.actions().into_iter().for_each(|action| {
+        let Action::Lease(op, 2) = action else { return };
+        rig.pool.leased(op, Ok(9), rig.now);
+    });
+    let gets = rig.actions();
+    let [Action::Get(op, _, _, 0), Action::Get(..)] = gets[..] else { panic!("{gets:?}") };
+    rig.pool.ended(op, Ok(Crc(10)), rig.now);
+    let [Action::Put(op, ..)] = rig.actions()[..] else { panic!() };
+    rig.pool.ended(op, Ok(Crc(0)), rig.now);
+    // The second page has not come when the other lender is lost too.
+    rig.pool.give_up(1, true, rig.now);
+    assert_eq!(std::iter::from_fn(|| rig.pool.next_told()).last(), Some(Told::CopiesLost));
+    assert_eq!([0, 1].map(|page| rig.pool.has(Place::new(0, page))), [true, false]);
+    let Action::Get(op, ..) = gets[1] else { panic!() };
+    rig.pool.ended(op, Err(Failure::Gone), rig.now);
+    rig.told();
+    rig.pool.keep(2, Place::new(0, 1));
+    assert_eq!(rig.told(), [Told::Put(2, PutEnd::Elsewhere)]);
 }

@@ -1,6 +1,7 @@
 //! Rows, one step after the other; `tests/far_simulation.rs` plays them at random.
 
 use super::*;
+use crate::limits::LENDER_PAUSE;
 use crate::memory::pool::OpId;
 
 const PLACES: u32 = 8;
@@ -42,8 +43,10 @@ impl Rig {
         std::iter::from_fn(|| self.pool.next_action()).collect()
     }
 
+    /// What the pager is told, but that copies were lost.
     fn told(&mut self) -> Vec<Told> {
-        std::iter::from_fn(|| self.pool.next_told()).collect()
+        let told = std::iter::from_fn(|| self.pool.next_told());
+        told.filter(|told| *told != Told::CopiesLost).collect()
     }
 
     fn end(&mut self, op: OpId, result: Result<Sum, Failure>) {
@@ -84,6 +87,35 @@ impl Rig {
         }
         assert_eq!(rig.told(), [10, 11, 12, 13].map(|frame| Told::Put(frame, PutEnd::Kept)));
         rig
+    }
+
+    /// Lenders do all that they are asked for, and give what was put there. Gives the pages that were put, and their lenders.
+    fn serve(&mut self) -> Vec<(u32, usize)> {
+        let mut puts = Vec::new();
+        while let Some(action) = self.pool.next_action() {
+            match action {
+                Action::Connect(op, _) => self.pool.connected(op, true, self.now),
+                Action::Renew(op, _) => self.pool.renewed(op, Ok(Vec::new()), self.now),
+                Action::Lease(op, lender) => self.pool.leased(op, Ok(100 + lender as u64), self.now),
+                Action::Put(op, _, lease, page) => {
+                    puts.push((page, lease.lender));
+                    self.end(op, Ok(sum(0)));
+                }
+                Action::Get(op, ..) | Action::Xor(op, ..) => {
+                    self.parities += 1;
+                    let sum = self.pool.expected(op).unwrap_or(sum(self.parities));
+                    self.end(op, Ok(sum));
+                }
+                Action::Close(_) | Action::Return(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+        puts
+    }
+
+    fn lose_lender_of(&mut self, place: u32) {
+        let lost = self.pool.lease_of(Place::new(0, place), 0).unwrap().lender;
+        self.pool.give_up(lost, true, self.now);
     }
 
     /// Pages that are got for a row, with the sums that are expected.
@@ -174,10 +206,8 @@ fn a_lender_that_is_lost_during_an_update_costs_no_page_of_the_row() {
 #[test]
 fn two_pages_that_are_lost_are_lost_by_name_and_the_others_have_a_parity_again() {
     let mut rig = Rig::filled();
-    for place in [0, 1] {
-        let lost = rig.pool.lease_of(Place::new(0, place), 0).unwrap().lender;
-        rig.pool.give_up(lost, true, rig.now);
-    }
+    rig.lose_lender_of(0);
+    rig.lose_lender_of(1);
     rig.told();
     rig.pool.get(30, Place::new(0, 1), rig.now);
     assert_eq!(rig.told(), [Told::Got(30, false)]);
@@ -186,4 +216,33 @@ fn two_pages_that_are_lost_are_lost_by_name_and_the_others_have_a_parity_again()
     let Some(Action::Get(op, 31, ..)) = last else { panic!("{last:?}") };
     rig.end(op, Ok(sum(12)));
     assert_eq!(rig.told(), [Told::Got(31, true)]);
+    // Their slabs are leased again, and the parity of the two others is put.
+    rig.now = rig.now + LENDER_PAUSE;
+    rig.pool.tick(rig.now);
+    assert_eq!(rig.serve().len(), 1);
+    assert!(rig.pool.is_settled());
+    rig.lose_lender_of(3);
+    rig.told();
+    rig.pool.get(32, Place::new(0, 3), rig.now);
+    assert_eq!(rig.got().len(), 2, "a page and the parity");
+}
+
+#[test]
+fn a_page_that_no_lender_has_is_not_kept_at_its_place() {
+    let mut rig = Rig::filled();
+    rig.lose_lender_of(0);
+    assert!(rig.pool.has(Place::new(0, 0)));
+    rig.lose_lender_of(1);
+    let lost = |rig: &Rig| [0, 1, 2, 3].map(|place| !rig.pool.has(Place::new(0, place)));
+    assert_eq!(std::iter::from_fn(|| rig.pool.next_told()).last(), Some(Told::CopiesLost));
+    assert_eq!(lost(&rig), [true, true, false, false]);
+    rig.now = rig.now + LENDER_PAUSE;
+    rig.pool.tick(rig.now);
+    rig.serve();
+    assert!(rig.pool.is_settled());
+    rig.told();
+    assert_eq!(lost(&rig), [true, true, false, false], "also when the row is whole again");
+    rig.pool.keep(10, Place::new(0, 0));
+    rig.pool.keep(12, Place::new(0, 2));
+    assert_eq!(rig.told(), [Told::Put(10, PutEnd::Elsewhere), Told::Put(12, PutEnd::Kept)]);
 }
