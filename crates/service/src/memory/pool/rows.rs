@@ -208,6 +208,11 @@ impl Pool {
         })
     }
 
+    /// Whether a page of a row can be put nowhere.
+    fn is_row_short(&self, row: Place) -> bool {
+        (0..COLUMNS).any(|column| self.slab_of(row, column).copies.is_empty())
+    }
+
     /// Whether a row is not to be read now.
     fn is_locked(&self, row: Place) -> bool {
         self.rows.locked.contains(&row) && !seeded::is(Bug::PoolReadsLockedRow)
@@ -260,7 +265,7 @@ impl Pool {
 
     /// Where the pages of a row are that stay in its next update; or what is to be done before; or nothing, and the puts go elsewhere.
     fn update_reads(&mut self, row: Place) -> Result<Reads, Option<(Work, Reads)>> {
-        if (0..COLUMNS).any(|column| self.slab_of(row, column).copies.is_empty()) {
+        if self.is_row_short(row) {
             return Err(None);
         }
         let mut reads = Vec::new();
@@ -367,8 +372,8 @@ impl Pool {
     /// All pages that are needed are here: the driver computes the one that is not.
     fn compute_row(&mut self, slot: usize) {
         let own = self.slot_frame(slot);
-        let Some(Job { row, work, read, failed, .. }) = &self.rows.jobs[slot] else { return };
-        let (row, failed) = (*row, *failed);
+        let Some(Job { work, read, failed, .. }) = &self.rows.jobs[slot] else { return };
+        let failed = *failed;
         let mut from = read.clone();
         let to = match work {
             Work::Update(puts) => {
@@ -378,8 +383,7 @@ impl Pool {
             Work::Get(_, frame) => *frame,
             Work::Rebuild(..) => own,
         };
-        let is_short = (0..COLUMNS).any(|column| self.slab_of(row, column).copies.is_empty());
-        if failed || (is_short && matches!(work, Work::Update(_))) {
+        if failed {
             // What is known of the row's pages has changed: it is looked at anew.
             return self.give_row_up(slot);
         }
@@ -420,6 +424,8 @@ impl Pool {
         let Some(Job { row, work, .. }) = &self.rows.jobs[slot] else { return };
         let row = *row;
         match work.clone() {
+            // The puts go elsewhere.
+            Work::Update(_) if self.is_row_short(row) => self.give_row_up(slot),
             Work::Update(puts) => self.write_row(slot, row, &puts, sum, now),
             Work::Get(column, frame) => {
                 let is_good = sum == self.slab_of(row, column).sum(row.index());

@@ -246,3 +246,15 @@ fn a_page_that_no_lender_has_is_not_kept_at_its_place() {
     rig.pool.keep(12, Place::new(0, 2));
     assert_eq!(rig.told(), [Told::Put(10, PutEnd::Elsewhere), Told::Put(12, PutEnd::Kept)]);
 }
+
+#[test]
+fn an_update_whose_lenders_are_all_lost_while_its_parity_is_computed_goes_elsewhere() {
+    let mut rig = Rig::new();
+    rig.put(&[(10, 0), (11, 1)]);
+    let Some(Action::Xor(op, ..)) = rig.pool.next_action() else { panic!() };
+    (0..6).for_each(|lender| rig.pool.give_up(lender, true, rig.now));
+    rig.told();
+    rig.end(op, Ok(sum(1000)));
+    assert_eq!(rig.told(), [10, 11].map(|frame| Told::Put(frame, PutEnd::Elsewhere)));
+    assert!(rig.pool.rows.is_idle());
+}
