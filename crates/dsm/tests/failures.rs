@@ -47,7 +47,8 @@ fn variable_of(pid: u32, name: &str) -> Option<String> {
     environment.split('\0').find_map(|word| Some(word.strip_prefix(name)?.strip_prefix('=')?.to_owned()))
 }
 
-/// What a job could leave on this machine: processes with its number, its folder, sockets in that, and memory in this process, which has launched it.
+/// What a job could leave on this machine: processes with its number, its folder, and sockets in that. Its memory has no name, and ends with
+/// the processes.
 struct Traces {
     job: String,
     folder: String,
@@ -69,12 +70,6 @@ impl Traces {
         }
         let sockets = std::fs::read_to_string("/proc/net/unix").unwrap();
         left.extend(sockets.lines().filter(|line| line.contains(&self.folder)).map(|line| format!("socket {line}")));
-        let memory = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
-        let memory = memory.filter_map(|entry| std::fs::read_link(entry.path()).ok());
-        left.extend(memory.filter(|file| file.starts_with("/memfd:")).map(|file| format!("memory {}", file.display())));
-        let shared = std::fs::read_dir("/dev/shm").into_iter().flatten().flatten();
-        let shared = shared.filter(|entry| entry.file_name().to_string_lossy().contains(&self.job));
-        left.extend(shared.map(|entry| format!("memory {}", entry.path().display())));
         left
     }
 }
