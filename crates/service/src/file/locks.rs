@@ -127,9 +127,10 @@ impl<W> File<W> {
         }
     }
 
+    /// The lock in the way that begins first: a program asks for it by `F_GETLK`, and then for those behind it.
     fn obstacle(&self, family: Family, wanted: &Lock) -> Option<&Lock> {
         let held = if family == Family::Whole { &self.whole } else { &self.ranges };
-        held.iter().find(|lock| lock.conflicts(wanted))
+        held.iter().filter(|lock| lock.conflicts(wanted)).min_by_key(|lock| lock.start)
     }
 
     /// Takes a range of a holder's locks away: what overlaps is cut.

@@ -38,6 +38,18 @@ fn ranges_are_shared_cut_and_joined() {
 }
 
 #[test]
+fn the_first_lock_in_the_way_is_told() {
+    let mut locks = Locks::default();
+    for (start, exclusive) in [(10, true), (1, false), (5, true)] {
+        range(&mut locks, FILE, lock(1, start, start + 2, exclusive), None).unwrap();
+    }
+    let told = |start| locks.test(FILE, Family::Range, &lock(2, start, u64::MAX, true));
+    assert_eq!(told(0), Some(lock(1, 1, 3, false)));
+    assert_eq!(told(4), Some(lock(1, 5, 7, true)));
+    assert_eq!(told(8), Some(lock(1, 10, 12, true)));
+}
+
+#[test]
 fn a_lock_up_to_the_end_is_no_neighbour_of_one_at_the_start() {
     let mut locks = Locks::default();
     range(&mut locks, FILE, lock(1, 0, 9, true), None).unwrap();
