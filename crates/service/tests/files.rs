@@ -267,6 +267,10 @@ fn a_share_gives_the_rights_that_it_says() {
     client.make_directory(member, ROOT, b"theirs", 0o777).unwrap();
     let made = std::fs::metadata(path.join("theirs")).unwrap();
     assert_eq!((made.uid(), made.gid(), made.mode() & 0o777), (1000, 1001, 0o777), "no umask of the server's");
+    let listed = client.make_directory(one, ROOT, b"listed", 0o400).unwrap();
+    client.open_directory(one, listed.node).unwrap();
+    assert_eq!(client.open_directory(Caller { uid: 1001, ..one }, listed.node), Err(Errno::ACCESS));
+    assert_eq!(client.access(one, listed.node, 1), Err(Errno::ACCESS), "a list is no search");
     drop(server);
 
     let server = Server::start(tcp(), vec![share(path, Users::Owner, true)]);

@@ -130,10 +130,10 @@ fn file(fd: OwnedFd) -> Result<OpenFile, Errno> {
     OpenFile::from_fd(fd, FileOptions::default()).map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))
 }
 
-/// Opens a directory that a node names.
+/// Opens a directory that a node names. A user who may list it need not be allowed to search it, as a look-up of `.` would ask.
 pub(super) fn open_directory(node: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    rustix::fs::openat2(node, c".", flags, Mode::empty(), CONFINED)
+    rustix::fs::open(again(node), flags, Mode::empty())
 }
 
 /// Rights of a file that is made.
