@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod chart;
+mod filesystem_suites;
 mod fuzz;
 mod guest;
 mod install;
@@ -39,6 +40,8 @@ enum Task {
     /// Measure byway beside the servers that people use today.
     #[command(subcommand)]
     Peers(peers::Task),
+    /// Run xfstests and LTP on mounts, from the folders that XFSTESTS_DIR and LTP_DIR name, and compare with what passed before.
+    Suites(filesystem_suites::Options),
     /// Boot a stock kernel in emulation and test in it what a test on this machine cannot.
     #[command(subcommand)]
     Guest(guest::Task),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Install(options) => install::run(&options),
         Task::Peers(task) => peers::run(&task),
+        Task::Suites(options) => filesystem_suites::run(&options),
         Task::Guest(task) => guest::run(&task),
     };
     match outcome {
