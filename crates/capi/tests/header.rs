@@ -103,6 +103,25 @@ fn a_process_that_computes_in_c_answers_at_its_safe_points() {
     assert_eq!((end, lines), (JobEnd::Well, vec!["42".to_owned()]));
 }
 
+/// Without locks: each process sees what the other has stored by fences alone, and what it fetches is there.
+#[test]
+fn processes_in_c_fence_and_fetch() {
+    use byway_dsm::Consistency;
+    use byway_dsm::launch::{JobEnd, Launch};
+    if !can_run_jobs() {
+        return;
+    }
+    let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
+    let Some((_folder, program)) = compile(&example("ranges"), &arguments) else { return };
+    let words: u64 = 100 * 512;
+    for consistency in [Consistency::Sequential, Consistency::Release] {
+        let job = Launch { consistency, ..Launch::new(2, &program) }.start().unwrap();
+        let mut lines = Vec::new();
+        let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        assert_eq!((end, lines), (JobEnd::Well, vec![format!("sum {}", words * (words + 1) / 2)]), "{consistency:?}");
+    }
+}
+
 const EXAMPLES: [(&str, &str); 2] =
     [("remote_memory", "the same bytes there and here\n"), ("calls", "all answers came\n")];
 
