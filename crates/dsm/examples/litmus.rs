@@ -1,16 +1,17 @@
 //! Litmus programs between the first processes of a job: `byway dsm run -n 4 -- litmus 10000`. Each round has words of its own on two
-//! pages that all processes have had. The processes start it behind a barrier, and some of them a moment later than others. Programs with more
-//! sides than the job has processes are left out.
+//! pages of which all processes have copies. The processes start it behind a barrier, and some of them a moment later than others. Programs with
+//! more sides than the job has processes are left out.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use byway_dsm::Job;
 
 type Error = Box<dyn std::error::Error>;
 
-/// A word, in one round. It is 0 until a side sets it to 1 or 2. Neither the compiler nor the processor reorders its accesses, except for a
-/// load behind a store.
+/// A word, in one round; no two programs have a round of one number. It is 0 until a side sets it to 1 or 2. Neither the compiler nor the processor
+/// reorders its accesses, except for a load behind a store.
 #[derive(Clone, Copy)]
 struct Word<'a> {
     word: &'a AtomicU64,
@@ -188,8 +189,9 @@ fn run() -> Result<(), Error> {
     let job = Job::join()?;
     let words = job.segment("litmus", (3 + SIDES_MAX) * PAGE * 8)?.words();
     let fit: Vec<&Litmus> = ALL.iter().filter(|litmus| litmus.sides.len() <= usize::from(job.ranks())).collect();
-    for litmus in &fit {
-        run_litmus(&job, litmus, words, rounds / fit.len() as u64)?;
+    let each = rounds / fit.len() as u64;
+    for (litmus, first) in fit.iter().zip((1..).step_by(each.max(1) as usize)) {
+        run_litmus(&job, litmus, words, first..first + each)?;
     }
     let counter = &words[2 * PAGE];
     let each = rounds / 20;
@@ -204,34 +206,41 @@ fn run() -> Result<(), Error> {
     Ok(job.finish()?)
 }
 
-fn run_litmus(job: &Job, litmus: &Litmus, words: &[AtomicU64], rounds: u64) -> Result<(), Error> {
+fn run_litmus(job: &Job, litmus: &Litmus, words: &[AtomicU64], rounds: Range<u64>) -> Result<(), Error> {
     let (me, seen) = (usize::from(job.rank()), &words[3 * PAGE..]);
     let (mut forbidden, mut kinds) = (0, BTreeSet::new());
-    for round in 1..=rounds {
-        let word = |page: usize| Word { word: &words[page * PAGE + round as usize % PAGE], round };
-        let (x, y) = (word(0), word(1));
-        // All have read both pages, and go on when the others have come.
-        let _ = (x.get(), y.get());
-        job.barrier(0)?;
-        if let Some(side) = litmus.sides.get(me) {
-            stagger(me, litmus.sides.len(), round);
-            let [first, second] = side(x, y);
-            seen[me * PAGE].store(4 * first + second, Ordering::Relaxed);
-        }
-        job.barrier(1)?;
-        if me == 0 {
-            let mut loads = [[0; 2]; SIDES_MAX];
-            for (side, loads) in loads.iter_mut().enumerate().take(litmus.sides.len()) {
-                let seen = seen[side * PAGE].load(Ordering::Relaxed);
-                *loads = [seen / 4, seen % 4];
+    for first in rounds.clone().step_by(PAGE) {
+        let (mut loads, mut ends) = (Vec::new(), Vec::new());
+        for round in first..rounds.end.min(first + PAGE as u64) {
+            let word = |page: usize| Word { word: &words[page * PAGE + round as usize % PAGE], round };
+            let (x, y) = (word(0), word(1));
+            // All have read both pages, and go on when the others have come, process 0 when it has looked at the round before.
+            let _ = (x.get(), y.get());
+            job.barrier(0)?;
+            if let Some(side) = litmus.sides.get(me) {
+                stagger(me, litmus.sides.len(), round);
+                loads.push(side(x, y));
             }
-            let outcome = Outcome { loads, x: x.get(), y: y.get() };
-            forbidden += u64::from((litmus.forbids)(&outcome));
-            kinds.insert(outcome);
-            x.word.store(0, Ordering::Relaxed);
-            y.word.store(0, Ordering::Relaxed);
+            job.barrier(1)?;
+            if me == 0 {
+                ends.push((x.get(), y.get()));
+            }
+        }
+        // Not in each round: the page would go to process 0 and come back each time.
+        for (word, [first, second]) in seen[me * PAGE..].iter().zip(loads) {
+            word.store(4 * first + second, Ordering::Relaxed);
         }
         job.barrier(2)?;
+        for (at, (x, y)) in ends.into_iter().enumerate() {
+            let mut loads = [[0; 2]; SIDES_MAX];
+            for (side, loads) in loads.iter_mut().enumerate().take(litmus.sides.len()) {
+                let seen = seen[side * PAGE + at].load(Ordering::Relaxed);
+                *loads = [seen / 4, seen % 4];
+            }
+            let outcome = Outcome { loads, x, y };
+            forbidden += u64::from((litmus.forbids)(&outcome));
+            kinds.insert(outcome);
+        }
     }
     if me == 0 {
         report(litmus.name, kinds.len(), forbidden);
