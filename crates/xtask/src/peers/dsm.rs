@@ -9,7 +9,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-const MPI: &str = include_str!("dsm/sor_mpi.c");
+/// The programs of [`PROGRAMS`] that are also written with OpenMPI's one-sided operations: `sor` with gets between fences, `is` with puts.
+const MPI: [(&str, &str); 2] = [("sor", include_str!("dsm/sor_mpi.c")), ("is", include_str!("dsm/is_mpi.c"))];
+
+/// After so many seconds mpirun ends a program that hangs.
+const MPI_SECONDS: &str = "300";
 
 /// Accesses of each kind in a round.
 const ACCESSES: &str = "2000";
@@ -162,7 +166,7 @@ impl Bench<'_> {
             command.arg("-include").arg(folder.join("include/byway_anl.h")).arg("-I").arg(folder.join("include"));
             command.arg(&library);
         })?;
-        let mpi = if name == "sor" { self.mpi()? } else { None };
+        let mpi = self.mpi(name)?;
         let mut rows = Vec::new();
         for processes in [2, 4] {
             let number = processes.to_string();
@@ -186,7 +190,8 @@ impl Bench<'_> {
                 }
                 if let Some(mpi) = &mpi {
                     let mut command = Command::new("mpirun");
-                    command.args(["--allow-run-as-root", "--oversubscribe", "-n", &number]).args(words(mpi));
+                    command.args(["--allow-run-as-root", "--oversubscribe", "--timeout", MPI_SECONDS]);
+                    command.args(["-n", &number]).args(words(mpi));
                     let (other, time) = outcome(&process::output(&mut command)?)?;
                     same(name, &result, &other)?;
                     times[4].push(time);
@@ -217,15 +222,16 @@ impl Bench<'_> {
         Ok(program)
     }
 
-    /// The program with OpenMPI, if it is there.
-    fn mpi(&self) -> Result<Option<PathBuf>> {
+    /// The program with OpenMPI, if it is written for it, and OpenMPI is there.
+    fn mpi(&self, name: &str) -> Result<Option<PathBuf>> {
+        let Some((_, text)) = MPI.iter().find(|(program, _)| *program == name) else { return Ok(None) };
         if process::find_program("mpicc").is_none() || process::find_program("mpirun").is_none() {
             println!("SKIP OpenMPI: there is no mpicc or mpirun (Debian: libopenmpi-dev, openmpi-bin)");
             return Ok(None);
         }
-        let source = self.folder.join("sor_mpi.c");
-        std::fs::write(&source, MPI)?;
-        self.compile("mpicc", &source, "sor_mpi", |_| {}).map(Some)
+        let source = self.folder.join(format!("{name}_mpi.c"));
+        std::fs::write(&source, text)?;
+        self.compile("mpicc", &source, &format!("{name}_mpi"), |_| {}).map(Some)
     }
 }
 
