@@ -28,7 +28,7 @@ impl Pager {
     }
 
     /// Copies were lost. What frames have of places that `has` knows nothing of any more is put elsewhere.
-    pub fn leave_lost(&mut self, has: impl Fn(Place) -> bool) {
+    pub fn leave_lost(&mut self, mut has: impl FnMut(Place) -> bool) {
         for (frame, page, place) in self.frames.clean() {
             if !has(place) {
                 self.leave_place(frame, Some(page), place);
