@@ -39,6 +39,9 @@ pub enum TreeError {
         "{0} names a volume; write a slash behind the name of a share ({0}/), and copy between a volume and a share by way of a file"
     )]
     Volume(String),
+    /// An address of NBD.
+    #[error("{0}: NBD has no shares; write byway://HOST/SHARE/PATH")]
+    Nbd(String),
     /// A flag that applies to images only.
     #[error("{0} is for images and volumes; leave it out for files of a share")]
     Flag(&'static str),

@@ -41,7 +41,7 @@ pub(super) enum Target {
 pub(super) fn reach(place: &Location, arguments: &CopyArguments, other: Option<&Side>) -> Result<Side, TreeError> {
     let uri = match place {
         Location::Path(path) => return Ok(Side::Local(path.clone())),
-        Location::Remote(RemoteUri::Nbd(uri)) => return Err(ShareUriError::Nbd(uri.to_string()).into()),
+        Location::Remote(RemoteUri::Nbd(uri)) => return Err(TreeError::Nbd(uri.to_string())),
         // With --recursive a bare name is a share's.
         Location::Remote(uri) if !arguments.recursive || uri.volume().is_none_or(str::is_empty) => {
             return Err(TreeError::Volume(uri.to_string()));
@@ -173,5 +173,25 @@ fn share_target(uri: &TreeUri, share: &Arc<Share>) -> Result<Target, Errno> {
         Ok(facts) if facts.kind == FileType::Directory => Ok(Target::Directory(parent.open_directory(name)?)),
         Ok(_) | Err(Errno::NOENT) => Ok(Target::Named(parent, name.clone())),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct CommandLine {
+        #[command(flatten)]
+        copy: CopyArguments,
+    }
+
+    #[test]
+    fn an_address_of_nbd_is_refused_with_the_form_of_a_path() {
+        let CommandLine { copy } = CommandLine::parse_from(["copy", "nbd://h/v", "byway://h/share/file"]);
+        let refused = reach(&copy.source, &copy, None).err().expect("NBD has no shares");
+        assert!(refused.to_string().contains("write byway://HOST/SHARE/PATH"), "{refused}");
     }
 }
