@@ -146,6 +146,11 @@ impl Shared {
         self.session.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Requests that the file system has given back. The session is locked before, if it is.
+    fn kept(&self) -> MutexGuard<'_, Vec<Kept>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Waits until the calling thread may read a request. False: another process reads them.
     fn begin_reading(&self, was_reading: bool) -> bool {
         let mut session = self.session();

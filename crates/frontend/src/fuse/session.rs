@@ -100,8 +100,8 @@ enum UnderWay {
     Answering,
     /// It waits for a lock, and the file system is about to take it: told of an interrupt now, it would not know the request.
     Handing { is_interrupted: bool },
-    /// It waits for a lock.
-    Waiting,
+    /// It waits for a lock. The file system may give back a request just when it is told of its interrupt.
+    Waiting { is_interrupted: bool },
 }
 
 /// See the module.
@@ -208,7 +208,10 @@ impl Session {
                 Step::End
             }
             Operation::Interrupt { unique } => match self.under_way.get_mut(&unique) {
-                Some(UnderWay::Waiting) => Step::Interrupt(unique),
+                Some(UnderWay::Waiting { is_interrupted }) => {
+                    *is_interrupted = true;
+                    Step::Interrupt(unique)
+                }
                 Some(UnderWay::Handing { is_interrupted }) => {
                     *is_interrupted = true;
                     Step::Nothing
@@ -227,11 +230,8 @@ impl Session {
             _ if self.terms.is_none() || self.ended => Step::Refuse(EIO),
             operation => {
                 let waits_for_lock = matches!(operation, Operation::SetLock { wait: true, .. });
-                if let Some(at) = self.interrupted.iter().position(|number| *number == request.unique) {
-                    self.interrupted.remove(at);
-                    if waits_for_lock {
-                        return Step::Refuse(EINTR);
-                    }
+                if self.take_interrupt(request.unique) && waits_for_lock {
+                    return Step::Refuse(EINTR);
                 }
                 if waits_for_lock && self.locks_waiting >= FUSE_LOCKS_WAITING_MAX {
                     return Step::Refuse(ENOLCK);
@@ -253,17 +253,28 @@ impl Session {
         self.handing -= 1;
         match self.under_way.get_mut(&unique) {
             Some(state @ &mut UnderWay::Handing { is_interrupted }) => {
-                *state = UnderWay::Waiting;
+                *state = UnderWay::Waiting { is_interrupted };
                 is_interrupted
             }
             _ => false,
         }
     }
 
-    /// Whether a request was interrupted and its file system was not told.
-    pub fn is_interrupted(&self, unique: u64) -> bool {
-        self.under_way.get(&unique) == Some(&UnderWay::Handing { is_interrupted: true })
-            || self.interrupted.contains(&unique)
+    /// The file system gives back a request that waits for a lock, which is not under way any more then. False: it was interrupted, stays
+    /// under way, and is to be answered with `EINTR`.
+    pub fn keep(&mut self, unique: u64) -> bool {
+        let interrupted = [UnderWay::Handing { is_interrupted: true }, UnderWay::Waiting { is_interrupted: true }];
+        let is_kept = self.under_way.get(&unique).is_none_or(|state| !interrupted.contains(state));
+        if is_kept {
+            self.finish(unique);
+        }
+        is_kept
+    }
+
+    /// Whether a request was interrupted after the file system gave it back. The kernel says so once, and so does this.
+    pub fn take_interrupt(&mut self, unique: u64) -> bool {
+        let at = self.interrupted.iter().position(|number| *number == unique);
+        at.and_then(|at| self.interrupted.remove(at)).is_some()
     }
 
     /// Notes that a request was answered.
@@ -430,8 +441,8 @@ mod tests {
         assert_eq!(session.receive(&asked(4, lock)), LOCK);
         assert!(session.has_readers(), "the mount does not pause meanwhile");
         assert_eq!(session.receive(&interrupt(4)), Step::Nothing);
-        assert!(session.is_interrupted(4) && session.end_handing(4), "told now");
-        assert!(!session.has_readers() && !session.is_interrupted(4));
+        assert!(!session.keep(4) && session.end_handing(4), "told now");
+        assert!(!session.has_readers());
         assert_eq!(session.receive(&interrupt(4)), Step::Interrupt(4));
 
         // Answered before the file system's function has returned: nothing to tell.
@@ -439,6 +450,27 @@ mod tests {
         assert_eq!(session.receive(&interrupt(6)), Step::Nothing);
         session.finish(6);
         assert!(!session.end_handing(6) && !session.has_readers());
+    }
+
+    #[test]
+    fn a_request_that_was_interrupted_is_not_given_back() {
+        let mut session = running();
+        let lock = Operation::SetLock { handle: 1, owner: 1, lock: abi::FileLock::default(), flock: false, wait: true };
+        let interrupt = |unique| asked(5, Operation::Interrupt { unique });
+        for unique in [4, 6] {
+            assert_eq!(session.receive(&asked(unique, lock)), LOCK);
+            assert!(!session.end_handing(unique));
+        }
+        // The thread that has read the interrupt has not told the file system yet.
+        assert_eq!(session.receive(&interrupt(4)), Step::Interrupt(4));
+        assert!(!session.keep(4));
+        assert_eq!(session.under_way(), 2, "it is to be answered");
+        session.finish(4);
+        // A thread reads the interrupt when the request was given back: what takes over is not told of it.
+        assert!(session.keep(6));
+        assert_eq!(session.under_way(), 0);
+        assert_eq!(session.receive(&interrupt(6)), Step::Nothing);
+        assert!(session.take_interrupt(6) && !session.take_interrupt(6));
     }
 
     #[test]

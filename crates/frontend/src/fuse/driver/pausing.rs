@@ -129,7 +129,7 @@ impl Driver {
         let kept = kept.collect::<Option<Vec<_>>>().ok_or(DriverError::Handover("the channel of a request"))?;
         let session = Session::taken_over(wishes, terms);
         let this = Self::serve(channels, filesystem, session, terms.write_bytes_max)?;
-        *this.shared.kept.lock().unwrap_or_else(PoisonError::into_inner) = kept;
+        *this.shared.kept() = kept;
         Ok(this)
     }
 }
@@ -183,13 +183,26 @@ impl Control {
             let waited = self.shared.changed.wait_timeout(self.shared.session(), INTERRUPT_PAUSE);
             session = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        if session.has_ended() { Err(PauseError::Ended) } else { Ok(()) }
+        if session.has_ended() {
+            return Err(PauseError::Ended);
+        }
+        // No thread reads now. What was interrupted until here, the next process would not hear of.
+        let mut kept = self.shared.kept();
+        let is_interrupted = |(_, bytes): &mut Kept| parse(bytes).is_ok_and(|one| session.take_interrupt(one.unique));
+        let interrupted: Vec<_> = kept.extract_if(.., is_interrupted).collect();
+        drop((kept, session));
+        for (channel, bytes) in interrupted {
+            if let Ok(one) = parse(&bytes) {
+                super::answer(&channel, one.unique, Err(libc::EINTR));
+            }
+        }
+        Ok(())
     }
 
     /// Goes on after a pause, or begins after a takeover: with the requests that were given back.
     pub fn go_on(&self) {
         self.shared.filesystem.go_on();
-        let kept = std::mem::take(&mut *self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        let kept = std::mem::take(&mut *self.shared.kept());
         for (channel, bytes) in kept {
             serve_again(&self.shared, &channel, bytes);
         }
@@ -206,7 +219,7 @@ impl Control {
         let terms = shared.session().terms().ok_or(io::ErrorKind::NotConnected)?;
         let channels: io::Result<Vec<_>> = shared.channels.iter().map(|one| one.as_fd().try_clone_to_owned()).collect();
         let index = |channel| shared.channels.iter().position(|one| Arc::ptr_eq(one, channel)).unwrap_or_default();
-        let kept = shared.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = shared.kept();
         let requests = kept.iter().map(|(channel, bytes)| (index(channel), bytes.clone())).collect();
         Ok(Handover { terms, channels: channels?, requests })
     }
@@ -241,14 +254,16 @@ impl Reply {
     /// Gives the request back while the driver pauses: it comes again, here or in another process. One whose caller was interrupted is
     /// answered with `EINTR` instead.
     pub fn keep(mut self, request: &Request) {
-        let is_interrupted = self.shared.session().is_interrupted(self.unique);
-        if is_interrupted {
+        let shared = Arc::clone(&self.shared);
+        // Until the request is among those that were given back: the driver pauses when none is under way.
+        let mut session = shared.session();
+        if !session.keep(self.unique) {
+            drop(session);
             return self.error(Errno::INTR);
         }
         self.answered = true;
-        let kept = (Arc::clone(&self.channel), request.bytes().to_vec());
-        self.shared.kept.lock().unwrap_or_else(PoisonError::into_inner).push(kept);
-        self.shared.session().finish(self.unique);
-        self.shared.changed.notify_all();
+        shared.kept().push((Arc::clone(&self.channel), request.bytes().to_vec()));
+        drop(session);
+        shared.changed.notify_all();
     }
 }
