@@ -462,6 +462,42 @@ fn a_client_whose_server_does_not_answer_is_not_suspended_and_goes_on() {
     assert!(one.0.suspend(Duration::from_secs(20)).is_ok());
 }
 
+#[test]
+fn files_that_were_opened_without_the_server_are_opened_before_a_suspend_though_a_session_ends() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let cable = Cable::to(&server.at);
+    let one = Cached(Arc::new(Client::connect(ClientOptions::new(cable.at.clone(), "share")).unwrap()));
+    one.0.keep_caches(None).unwrap();
+    let file = one.find(b"file").unwrap();
+    let open = || one.0.open_for_kernel(ME, file, 0).unwrap().0;
+    until_cached(&server, || {
+        one.size(file);
+        one.0.close_handle(open());
+    });
+    let handles = [open(), open()];
+    cable.deafen();
+    let before = one.0.messages();
+    std::thread::scope(|scope| {
+        let suspending = scope.spawn(|| one.0.suspend(Duration::from_secs(20)));
+        let end = Instant::now() + Duration::from_secs(20);
+        while one.0.messages() == before {
+            assert!(Instant::now() < end, "no file is opened");
+            std::thread::yield_now();
+        }
+        // The call that is under way is lost.
+        cable.cut();
+        assert!(suspending.join().unwrap().is_ok());
+    });
+    std::fs::remove_file(below.path().join("file")).unwrap();
+    one.0.resume();
+    for handle in handles {
+        let mut bytes = [1; 16];
+        assert_eq!((one.0.read(ME, handle, 0, &mut bytes), &bytes[..5]), (Ok(5), &b"12345"[..]));
+    }
+}
+
 /// Counts what a writer has begun and done, so that a reader knows what it may see.
 #[derive(Default)]
 struct Progress {

@@ -62,19 +62,13 @@ impl Client {
     /// See [`SuspendError`].
     pub fn suspend(&self, limit: Duration) -> Result<Vec<u8>, SuspendError> {
         self.connection.set_end(limit);
-        // Their names may lead to other files when the lease is gone.
-        let unopened = self.caches.state().opens.take_all_unopened();
-        let opened = self.open_at_server_in_time(&unopened);
-        if opened < unopened.len() {
-            let mut state = self.caches.state();
-            let table = self.table();
-            for handle in &unopened[opened..] {
-                if let Some((_, opened)) = table.handle(*handle) {
-                    state.opens.note_unopened(opened.node, *handle);
-                }
-            }
+        // Their names may lead to other files when the lease is gone. Until all are open, they are noted as unopened: the mount may stay,
+        // and a change meanwhile needs them opened before.
+        let unopened = self.caches.state().opens.all_unopened();
+        if !self.open_at_server_in_time(&unopened) {
             return Err(SuspendError::Late);
         }
+        self.caches.state().opens.all_opened();
         let live = self.connection.suspend().map_err(|_| SuspendError::Late)?;
         let given = {
             let mut state = self.caches.state();

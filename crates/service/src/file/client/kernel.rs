@@ -13,9 +13,10 @@ use std::time::{Duration, Instant};
 use byway_reactor::Errno;
 use rustix::fs::OFlags;
 
-use super::super::wire::Attributes;
+use super::super::wire::{Attributes, CallError};
 use super::buffers::Data;
 use super::caches::{Caches, now};
+use super::connection::Failure;
 use super::leases::{Fact, Invalid, Leases, OpenMode, PageRead, Ticket};
 use super::table::{Opened, Remote};
 use super::{Caller, Client, Found};
@@ -119,8 +120,13 @@ impl Opens {
     }
 
     /// All open files that the server does not know.
-    pub(super) fn take_all_unopened(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.unopened).into_values().flatten().collect()
+    pub(super) fn all_unopened(&self) -> Vec<u64> {
+        self.unopened.values().flatten().copied().collect()
+    }
+
+    /// All are open at the server.
+    pub(super) fn all_opened(&mut self) {
+        self.unopened.clear();
     }
 }
 
@@ -365,13 +371,34 @@ impl Client {
         }
     }
 
-    /// The same until the connection has reached its end; gives how many were opened before.
-    pub(super) fn open_at_server_in_time(&self, handles: &[u64]) -> usize {
-        let is_late = |handle: &u64| {
-            self.open_at_server(std::slice::from_ref(handle));
-            self.connection.has_reached_end()
-        };
-        handles.iter().position(is_late).unwrap_or(handles.len())
+    /// The same until the connection has reached its end, again and again while the server does not say whether it has them. False: some
+    /// are not open there by then.
+    pub(super) fn open_at_server_in_time(&self, handles: &[u64]) -> bool {
+        let mut left = handles.to_vec();
+        loop {
+            left.retain(|handle| self.connection.has_reached_end() || self.try_at_server(*handle));
+            if left.is_empty() || self.connection.has_reached_end() {
+                return left.is_empty();
+            }
+            std::thread::park_timeout(PAUSE);
+        }
+    }
+
+    /// Opens a file at the server. True: it may be open there later.
+    fn try_at_server(&self, handle: u64) -> bool {
+        let Ok(live) = self.live() else { return true };
+        match self.remote_handle(live, Caller::default(), handle) {
+            // Without the file, or without the right to it, each use says so.
+            Ok(_) | Err(Failure::Call(CallError::Stale)) => false,
+            Err(Failure::Call(CallError::Errno(error))) => {
+                !matches!(error, Errno::NOENT | Errno::STALE | Errno::ACCESS | Errno::PERM)
+            }
+            Err(Failure::Call(_) | Failure::Late) => true,
+            Err(Failure::NotSent | Failure::Lost) => {
+                self.lose(live.number);
+                true
+            }
+        }
     }
 
     /// A file was made and opened for the kernel of a mount.
