@@ -159,7 +159,7 @@ impl Entry {
         Ok(Done::Copied { bytes: moving.moved() })
     }
 
-    /// A complete copy has other rights than its source.
+    /// A complete copy has another mode than its source. One that has the source's is not looked at: no copy gives it the ACL's mask.
     fn correct_mode(
         &self,
         run: &Run,
@@ -167,7 +167,7 @@ impl Entry {
         there: &Facts,
     ) -> Result<(), Failure> {
         let to = self.folder.to.open_file(&self.new_name).map_err(self.of_destination(run, "open"))?;
-        let mode = run.mode_of_complete((&**from, before), &*to);
+        let mode = run.mode_of_complete((&**from, before), &*to, [&self.path(), &self.new_path()])?;
         if there.mode == mode {
             return Ok(());
         }

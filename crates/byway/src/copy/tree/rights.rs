@@ -44,6 +44,15 @@ fn without_acl(mode: u32, acl: &[u8]) -> u32 {
     mode & !GROUP_BITS | group_rights(acl) << 3
 }
 
+/// The ACL of a file, if it has one; empty if it is too long to be read.
+fn acl_of(file: &dyn Attributed) -> Result<Option<Vec<u8>>, Errno> {
+    match file.xattr(ACCESS_ACL) {
+        Err(Errno::NODATA | Errno::OPNOTSUPP) => Ok(None),
+        Err(Errno::TOOBIG | Errno::RANGE) => Ok(Some(Vec::new())),
+        acl => acl.map(Some),
+    }
+}
+
 impl Run {
     /// Gives a copy the attributes of its source. `unset` is the failure of the last step.
     pub(super) fn copy_attributes(
@@ -59,12 +68,22 @@ impl Run {
     }
 
     /// The rights that a complete copy has, if its mode is not the source's: those of [`Run::copy_attributes`].
-    pub(super) fn mode_of_complete(&self, (from, facts): (&dyn Attributed, &Facts), to: &dyn Attributed) -> u32 {
-        let mode = facts.mode_of_copy();
-        match (from.xattr(ACCESS_ACL), to.xattr(ACCESS_ACL)) {
-            (Ok(acl), Err(_)) => without_acl(mode, &acl),
-            _ => mode,
-        }
+    ///
+    /// # Errors
+    /// It is not known whether one of the two has an ACL: without that, the group could get the rights of the mask.
+    pub(super) fn mode_of_complete(
+        &self,
+        (from, facts): (&dyn Attributed, &Facts),
+        to: &dyn Attributed,
+        [path, new_path]: [&[u8]; 2],
+    ) -> Result<u32, Failure> {
+        let doing = "read its attributes";
+        let (mode, place) = (facts.mode_of_copy(), self.source(path));
+        let acl = acl_of(from).map_err(|source| Failure::Call { place, doing, source })?;
+        let Some(acl) = acl else { return Ok(mode) };
+        let place = self.destination(new_path);
+        let has_acl = acl_of(to).map_err(|source| Failure::Call { place, doing, source })?.is_some();
+        Ok(if has_acl { mode } else { without_acl(mode, &acl) })
     }
 
     /// Copies the extended attributes of a file or directory that its user has set. What the destination refuses is counted. Gives the
@@ -113,6 +132,8 @@ mod tests {
     #[derive(Default)]
     struct File {
         acl: RefCell<Option<Vec<u8>>>,
+        /// What a read of the ACL fails with.
+        fails: Option<Errno>,
         refuses_acls: bool,
         mode: Cell<u32>,
     }
@@ -132,7 +153,7 @@ mod tests {
         }
 
         fn xattr(&self, _: &[u8]) -> Result<Vec<u8>, Errno> {
-            self.acl.borrow().clone().ok_or(Errno::NODATA)
+            self.fails.map_or_else(|| self.acl.borrow().clone().ok_or(Errno::NODATA), Err)
         }
 
         fn set_xattr(&self, _: &[u8], value: &[u8]) -> Result<(), Errno> {
@@ -175,7 +196,13 @@ mod tests {
             run.copy_attributes((&from, &facts(0o4660)), &to, b"file", |error| panic!("{error}")).unwrap();
             assert_eq!((to.mode.get(), get(&run.counts.xattrs_refused)), (mode, u64::from(refuses_acls)));
             // Nor when a later copy finds the file complete.
-            assert_eq!(run.mode_of_complete((&from, &facts(0o660)), &to), mode);
+            let complete = |from: &File, to: &File| run.mode_of_complete((from, &facts(0o660)), to, [b"file"; 2]);
+            assert_eq!(complete(&from, &to).unwrap(), mode);
+            // An ACL that cannot be read is not taken for none, on either side.
+            let unreadable = |fails| File { fails: Some(fails), ..File::default() };
+            assert!(complete(&unreadable(Errno::IO), &to).is_err() && complete(&from, &unreadable(Errno::IO)).is_err());
+            assert_eq!(complete(&unreadable(Errno::TOOBIG), &File::default()).unwrap(), 0o600);
+            assert_eq!(complete(&unreadable(Errno::OPNOTSUPP), &to).unwrap(), 0o660);
         }
     }
 
