@@ -230,6 +230,11 @@ impl Engine {
         self.reactor.has_unsubmitted()
     }
 
+    /// Drops the commands that were taken: a thread has panicked, and no other one runs them.
+    pub(super) fn drop_commands(&mut self) {
+        self.commands.clear();
+    }
+
     /// Runs the commands that were taken, and sends what comes of them.
     pub(super) fn run_commands(&mut self) {
         if self.commands.is_empty() {

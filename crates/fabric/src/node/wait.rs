@@ -191,6 +191,8 @@ impl Drop for Driver<'_> {
         // The mutex notes a panic when it is unlocked.
         self.engine = None;
         if self.inner.has_panicked() {
+            // Other threads hold it for a moment only, to see that.
+            self.inner.engine.lock().drop_commands();
             self.inner.end_waits();
         }
     }
@@ -215,7 +217,7 @@ impl Inner {
     /// Wakes all threads that wait for something of the loop, which it does not do any more.
     fn end_waits(&self) {
         let mut shared = self.tables();
-        // Who waits for one of these to run is told by its end.
+        // A thread that waits for one of these to run is told by its end, as for those that the engine had.
         shared.commands.clear();
         for follower in std::mem::take(&mut shared.followers) {
             follower.wake();

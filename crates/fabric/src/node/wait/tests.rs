@@ -83,6 +83,24 @@ fn a_panic_of_the_thread_that_drives_ends_the_waits_of_the_others() {
 }
 
 #[test]
+fn a_panic_ends_the_waits_for_commands_that_were_taken_and_have_not_run() {
+    let node = Node::open(&NodeOptions::default()).unwrap();
+    let mut engine = node.inner.try_engine().unwrap();
+    let counted = waits({
+        let node = node.clone();
+        move || node.counters().map(drop)
+    });
+    until(&node, |shared| !shared.commands.is_empty());
+    engine.take_commands(node.inner.tables());
+    let drive = std::panic::AssertUnwindSafe(move || {
+        let _engine = engine;
+        panic!("the driver of the test");
+    });
+    assert!(std::panic::catch_unwind(drive).is_err());
+    assert_eq!(counted().unwrap(), Err(SubmitError::Panicked));
+}
+
+#[test]
 fn a_thread_that_drives_for_a_receive_is_told_when_a_group_gets_it() {
     let node = Node::open(&NodeOptions::default()).unwrap();
     let group = node.group(4).unwrap();
