@@ -33,6 +33,8 @@ fn main() -> std::process::ExitCode {
         "sizes" => sizes(),
         "refused" => refused(),
         "dies" => dies(),
+        "writers" => writers(),
+        "threads" => threads(),
         _ => Err("it knows the names of its functions".into()),
     };
     done.map_or_else(
@@ -335,6 +337,71 @@ fn signals() -> Done {
     }
     if counter.load(Relaxed) != 1 {
         return Err("there is no pager".into());
+    }
+    Ok(job.finish()?)
+}
+
+/// Two processes store to words of one page by turns, 10 times each, and print what they have counted.
+fn writers() -> Done {
+    let job = Job::join()?;
+    let words = job.segment("page", PAGE_BYTES)?.words();
+    let rank = usize::from(job.rank());
+    // The first turns are not counted: rank 0 becomes the page's home.
+    let mut before = job.counters();
+    for round in 0..=10 {
+        for turn in 0..2 {
+            if turn == rank {
+                words[rank].store(round, Relaxed);
+            }
+            job.barrier(0)?;
+        }
+        if round == 0 {
+            before = job.counters();
+            // Rank 1 may be asked for the page as soon as rank 0 goes on.
+            job.barrier(0)?;
+        }
+    }
+    let after = job.counters();
+    println!(
+        "{} write faults, {} read faults, {} pages received, {} sent",
+        after.write_faults - before.write_faults,
+        after.read_faults - before.read_faults,
+        after.pages_received - before.pages_received,
+        after.pages_sent - before.pages_sent
+    );
+    job.barrier(0)?;
+    if words[..2].iter().any(|word| word.load(Relaxed) != 10) {
+        return Err("a store is lost".into());
+    }
+    Ok(job.finish()?)
+}
+
+/// Eight threads of each process add to one word under a lock, and to words of their own on pages of all threads.
+fn threads() -> Done {
+    const THREADS: usize = 8;
+    const ROUNDS: u64 = 30;
+    let job = Job::join()?;
+    let words = job.segment("words", (1 + ROUNDS as usize) * PAGE_BYTES)?.words();
+    let (first, all) = (usize::from(job.rank()) * THREADS, usize::from(job.ranks()) * THREADS);
+    std::thread::scope(|scope| {
+        let add = |thread: usize| -> Result<(), byway_dsm::CallError> {
+            for round in 1..=ROUNDS as usize {
+                let _guard = job.lock(3)?;
+                words[0].store(words[0].load(Relaxed) + 1, Relaxed);
+                words[round * PAGE + first + thread].store(words[0].load(Relaxed), Relaxed);
+            }
+            Ok(())
+        };
+        let started: Vec<_> = (0..THREADS).map(|thread| scope.spawn(move || add(thread))).collect();
+        started.into_iter().try_for_each(|thread| thread.join().unwrap())
+    })?;
+    job.barrier(0)?;
+    // Each addition has left its number, and no two the same.
+    let numbers = words[PAGE..].chunks_exact(PAGE).flat_map(|page| &page[..all]);
+    let mut numbers: Vec<u64> = numbers.map(|word| word.load(Relaxed)).collect();
+    numbers.sort_unstable();
+    if !numbers.into_iter().eq(1..=ROUNDS * all as u64) {
+        return Err("two threads had the lock at a time, or a store is lost".into());
     }
     Ok(job.finish()?)
 }

@@ -62,6 +62,44 @@ fn programs_without_races_are_right_with_release_consistency() {
     }
 }
 
+/// What a page costs that two processes write by turns. With `sc` it goes to the one that stores. With `rc` each turn costs its writer a
+/// fault, and rank 1 also a fetch from rank 0, the page's home.
+#[test]
+fn the_counters_tell_what_a_page_with_several_writers_costs() {
+    if !can_run() {
+        return;
+    }
+    let counted = [
+        (Consistency::Sequential, ["10 write faults, 0 read faults, 10 pages received, 10 sent"; 2]),
+        (
+            Consistency::Release,
+            [
+                "10 write faults, 0 read faults, 0 pages received, 10 sent",
+                "10 write faults, 0 read faults, 10 pages received, 0 sent",
+            ],
+        ),
+    ];
+    for (wire, (consistency, expected)) in WIRES.into_iter().flat_map(|wire| counted.map(|case| (wire, case))) {
+        let (end, mut lines) = run(&Launch { consistency, ..launch(2, wire, "trouble", &["writers"]) });
+        lines.sort();
+        let lines: Vec<_> = lines.iter().map(|(_, line)| line.as_str()).collect();
+        assert_eq!((end, lines), (JobEnd::Well, expected.to_vec()), "{consistency:?}, {wire:?}");
+    }
+}
+
+#[test]
+fn all_threads_of_all_processes_share_memory_and_locks() {
+    if !can_run() {
+        return;
+    }
+    for (wire, consistency) in
+        WIRES.into_iter().zip([Consistency::Sequential, Consistency::Release, Consistency::Release])
+    {
+        let (end, lines) = run(&Launch { consistency, ..launch(3, wire, "trouble", &["threads"]) });
+        assert_eq!(end, JobEnd::Well, "{consistency:?}, {wire:?}: {lines:?}");
+    }
+}
+
 #[test]
 fn more_pages_are_shared_than_one_message_has_notices_of() {
     if !can_run() {
