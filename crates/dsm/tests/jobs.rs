@@ -159,8 +159,8 @@ fn a_grid_is_relaxed_right_however_pagers_wait() {
     }
 }
 
-/// The litmus programs on real processes: 14,000 rounds, 1,000,000 with `BYWAY_LONG`. Most are between two processes over shared memory, where a round
-/// takes least time; IRIW has four sides.
+/// The litmus programs on real processes: 14,000 rounds, 1,000,000 with `BYWAY_LONG`. Most are between two processes over shared memory,
+/// where a round takes least time; IRIW has four sides.
 #[test]
 fn litmus_programs_show_no_forbidden_outcome() {
     if !can_run() {
