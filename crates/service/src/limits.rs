@@ -376,9 +376,15 @@ pub const LENDER_PAUSE: Duration = Duration::from_secs(1);
 /// over a path of 0.5 ms, and a page that its program waits for goes behind 64 KiB at most.
 pub const POOL_COPIES_MAX: usize = 16;
 
-/// Rows of pages with parity that a borrower updates, computes or rebuilds at a time: each holds four frames. A batch of
-/// [`PAGER_MOVES_MAX`] pages is as many rows.
-pub const POOL_ROWS_MAX: usize = PAGER_MOVES_MAX / 4;
+/// Rows of pages with parity that a borrower updates at a time. A batch of [`PAGER_MOVES_MAX`] pages is as many rows.
+pub const POOL_ROW_UPDATES_MAX: usize = PAGER_MOVES_MAX / 4;
+
+/// Rows from which a borrower computes pages that threads wait for, at a time.
+pub const POOL_ROW_GETS_MAX: usize = 16;
+
+/// Rows with parity under way, each with four frames: [`POOL_COPIES_MAX`] are rebuilt or moved at a time. Each kind has its own, so that
+/// none waits for updates that wait for a lender.
+pub const POOL_ROWS_MAX: usize = POOL_ROW_UPDATES_MAX + POOL_ROW_GETS_MAX + POOL_COPIES_MAX;
 
 /// How long a borrower has to move the pages of a slab that its lender takes back, from when it is told. 16,384 pages take 3 s at the
 /// rate of [`POOL_COPIES_MAX`] over a path of 3 ms.

@@ -12,6 +12,7 @@
 //! - A page whose lender is gone is computed for each get, until its slab's next lease has it.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::mem::discriminant;
 
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
@@ -20,7 +21,7 @@ use super::action::{Action, Class, Failure, Lease, Told};
 use super::slab::Source;
 use super::sum::Sum;
 use super::{OpKind, Pool, get_action};
-use crate::limits::POOL_ROWS_MAX;
+use crate::limits::{POOL_COPIES_MAX, POOL_ROW_GETS_MAX, POOL_ROW_UPDATES_MAX, POOL_ROWS_MAX};
 use crate::memory::pager::{Place, PutEnd};
 
 /// Pages of a row that are the pager's.
@@ -90,8 +91,15 @@ impl Rows {
         self.jobs.iter().position(Option::is_none)
     }
 
-    fn rebuilds(&self) -> usize {
-        self.jobs.iter().flatten().filter(|job| matches!(job.work, Work::Rebuild(..))).count()
+    /// Whether one more job of that kind may begin. All kinds together find slots.
+    fn has_room(&self, work: &Work) -> bool {
+        let max = match work {
+            Work::Update(_) => POOL_ROW_UPDATES_MAX,
+            Work::Get(..) => POOL_ROW_GETS_MAX,
+            Work::Rebuild(..) => POOL_COPIES_MAX,
+        };
+        let kind = discriminant(work);
+        self.jobs.iter().flatten().filter(|job| discriminant(&job.work) == kind).count() < max
     }
 }
 
@@ -156,9 +164,10 @@ impl Pool {
     pub(super) fn pump_rows(&mut self, now: Instant) {
         self.begin_row_gets(now);
         self.begin_updates(now);
-        while self.rows.rebuilds() < POOL_ROWS_MAX / 2
-            && let Some((row, work, reads)) = self.next_rebuild()
-        {
+        while let Some((row, work, reads)) = self.next_rebuild() {
+            if !self.rows.has_room(&work) {
+                return;
+            }
             self.begin_row(row, work, &reads, now);
         }
     }
@@ -222,18 +231,21 @@ impl Pool {
         for _ in 0..self.rows.gets.len() {
             let Some((frame, page)) = self.rows.gets.pop_front() else { break };
             let (row, column) = row_of(page);
-            if self.is_locked(row) || self.rows.free_slot().is_none() {
+            let source = self.source(page);
+            if let Some(quick) = source.filter(|source| !self.is_slow_source(*source)) {
+                self.get_from(frame, page, quick, now);
+                continue;
+            }
+            let work = Work::Get(column, frame);
+            if self.is_locked(row) || !self.rows.has_room(&work) {
                 self.rows.gets.push_back((frame, page));
                 continue;
             }
-            let source = self.source(page);
-            let is_quick = source.is_some_and(|source| !self.is_slow_source(source));
-            let others =
-                self.others(row, column).filter(|_| !is_quick && self.slab_of(row, column).is_used(row.index()));
+            let others = self.others(row, column).filter(|_| self.slab_of(row, column).is_used(row.index()));
             let others = others.filter(|_| source.is_none() || self.is_quick_by_row(page));
             if let Some(others) = others {
                 self.counters.failed_over += 1;
-                self.begin_row(row, Work::Get(column, frame), &others, now);
+                self.begin_row(row, work, &others, now);
             } else if let Some(source) = source {
                 self.get_from(frame, page, source, now);
             } else {
@@ -245,7 +257,7 @@ impl Pool {
     fn begin_updates(&mut self, now: Instant) {
         let rows: Vec<Place> = self.rows.puts.keys().filter(|row| !self.rows.locked.contains(row)).copied().collect();
         for row in rows {
-            if self.rows.free_slot().is_none() {
+            if !self.rows.has_room(&Work::Update(Vec::new())) {
                 return;
             }
             match self.update_reads(row) {
@@ -253,7 +265,8 @@ impl Pool {
                     let puts = self.rows.puts.remove(&row).unwrap_or_default();
                     self.begin_row(row, Work::Update(puts), &reads, now);
                 }
-                Err(Some((work, reads))) => self.begin_row(row, work, &reads, now),
+                Err(Some((work, reads))) if self.rows.has_room(&work) => self.begin_row(row, work, &reads, now),
+                Err(Some(_)) => {}
                 Err(None) => {
                     for put in self.rows.puts.remove(&row).unwrap_or_default() {
                         self.told.push_back(Told::Put(put.frame, PutEnd::Elsewhere));
@@ -289,6 +302,7 @@ impl Pool {
 
     /// A page that a copy misses, and the pages from which it is made. Slabs without such pages are looked at no more.
     fn next_rebuild(&mut self) -> Option<(Place, Work, Reads)> {
+        // There are none without parity.
         self.rows.free_slot()?;
         for number in self.damaged.iter().copied().collect::<Vec<_>>() {
             let mut gone = Vec::new();

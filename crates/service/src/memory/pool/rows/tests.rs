@@ -4,7 +4,7 @@ use super::*;
 use crate::limits::LENDER_PAUSE;
 use crate::memory::pool::OpId;
 
-const PLACES: u32 = 8;
+const PLACES: u32 = 80;
 const FRAMES: u32 = 100;
 
 /// A pool over six lenders, with one group of slabs. Each page's sum is its number, and that of a parity is 1000 and more.
@@ -257,4 +257,23 @@ fn an_update_whose_lenders_are_all_lost_while_its_parity_is_computed_goes_elsewh
     rig.end(op, Ok(sum(1000)));
     assert_eq!(rig.told(), [10, 11].map(|frame| Told::Put(frame, PutEnd::Elsewhere)));
     assert!(rig.pool.rows.is_idle());
+}
+
+#[test]
+fn a_page_is_computed_while_updates_of_other_rows_wait_for_a_lender() {
+    let mut rig = Rig::new();
+    let rows = POOL_ROW_UPDATES_MAX as u32 + 2;
+    for row in 0..rows {
+        rig.put(&[0, 1, 2, 3].map(|column| (column, 4 * row + column)));
+        rig.serve();
+    }
+    (0..rows - 2).for_each(|row| rig.put(&[(0, 4 * row)]));
+    assert_eq!(rig.got().len(), 3 * POOL_ROW_UPDATES_MAX);
+    let lender = rig.pool.lease_of(Place::new(0, 0), 0).unwrap().lender;
+    rig.pool.lenders[lender].is_slow = true;
+    for row in [rows - 2, rows - 1] {
+        rig.told();
+        rig.pool.get(30, Place::new(0, 4 * row), rig.now);
+        assert_eq!(rig.got().len(), 4, "of the others");
+    }
 }
