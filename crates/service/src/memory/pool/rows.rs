@@ -304,7 +304,8 @@ impl Pool {
     fn next_rebuild(&mut self) -> Option<(Place, Work, Reads)> {
         // There are none without parity.
         self.rows.free_slot()?;
-        for number in self.damaged.iter().copied().collect::<Vec<_>>() {
+        let damaged = self.damaged.iter().copied();
+        for number in damaged.filter(|number| !self.parity_waits(*number)).collect::<Vec<_>>() {
             let mut gone = Vec::new();
             let found = self.find_rebuild(number, &mut gone);
             for page in gone {
@@ -319,6 +320,13 @@ impl Pool {
             }
         }
         None
+    }
+
+    /// Whether a parity misses pages that are computed of slabs without a copy: it is rebuilt once these are leased again. Each look would
+    /// go through all of its pages.
+    fn parity_waits(&self, number: u32) -> bool {
+        let is_alone = number % COLUMNS == PARITY && self.slabs[number as usize].copies.len() == 1;
+        is_alone && group_of(number).any(|other| self.slabs[other as usize].copies.is_empty())
     }
 
     fn find_rebuild(&self, number: u32, gone: &mut Vec<Place>) -> Option<(Place, Work, Reads)> {
