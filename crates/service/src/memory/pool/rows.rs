@@ -17,7 +17,7 @@ use std::mem::discriminant;
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-use super::action::{Action, Class, Failure, Lease, Told};
+use super::action::{Action, Class, Failure, Lease, Note, Told};
 use super::slab::Source;
 use super::sum::Sum;
 use super::{OpKind, Pool, get_action};
@@ -360,6 +360,18 @@ impl Pool {
         self.tell_copies_lost();
     }
 
+    /// The pages of a row are what was put, and their parity has another one's checksum alone: its lender has changed it.
+    fn refuse_parity(&mut self, row: Place) {
+        let parity = row.slab() + PARITY;
+        for copy in &mut self.slabs[parity as usize].copies {
+            copy.missing.set(row.index(), true);
+            self.notes.push_back(Note::Corrupt(copy.lease.lender));
+        }
+        self.counters.corrupt += 1;
+        self.damaged.insert(parity);
+        self.tell_copies_lost();
+    }
+
     /// Locks a row and gets pages of it.
     fn begin_row(&mut self, row: Place, work: Work, reads: &[(u32, Lease)], now: Instant) {
         let Some(slot) = self.rows.free_slot() else { return };
@@ -454,6 +466,11 @@ impl Pool {
                 self.end_row(slot);
                 if is_good {
                     self.end_get(frame, page_of(row, column));
+                    return;
+                }
+                self.refuse_parity(row);
+                if self.source(page_of(row, column)).is_some() {
+                    self.rows.gets.push_back((frame, page_of(row, column)));
                 } else {
                     self.set_gone(page_of(row, column));
                     self.lose_get(frame);
@@ -467,6 +484,7 @@ impl Pool {
                 }
                 let (is_good, is_there) = (sum == slab.sum(page.index()), slab.copy_mut(to).is_some());
                 if !is_good {
+                    self.refuse_parity(row);
                     self.set_gone(page);
                 }
                 if !is_good || !is_there {

@@ -222,7 +222,7 @@ fn two_pages_that_are_lost_are_lost_by_name_and_the_others_have_a_parity_again()
     assert_eq!(rig.serve().len(), 1);
     assert!(rig.pool.is_settled());
     rig.lose_lender_of(3);
-    rig.told();
+    (rig.told(), rig.actions());
     rig.pool.get(32, Place::new(0, 3), rig.now);
     assert_eq!(rig.got().len(), 2, "a page and the parity");
 }
@@ -276,4 +276,23 @@ fn a_page_is_computed_while_updates_of_other_rows_wait_for_a_lender() {
         rig.pool.get(30, Place::new(0, 4 * row), rig.now);
         assert_eq!(rig.got().len(), 4, "of the others");
     }
+}
+
+#[test]
+fn a_page_that_its_parity_does_not_give_comes_from_its_own_lender() {
+    let mut rig = Rig::filled();
+    let lender = rig.pool.lease_of(Place::new(0, 0), 0).unwrap().lender;
+    rig.pool.lenders[lender].is_slow = true;
+    rig.pool.get(30, Place::new(0, 0), rig.now);
+    for (op, number) in rig.got().into_iter().zip([11, 12, 13, 1001]) {
+        rig.end(op, Ok(sum(number)));
+    }
+    let Some(Action::Xor(op, 30, _)) = rig.pool.next_action() else { panic!() };
+    rig.end(op, Ok(sum(99)));
+    assert_eq!(rig.told(), []);
+    let Some(Action::Get(op, 30, own, 0)) = rig.pool.next_action() else { panic!() };
+    assert_eq!((own.lender, rig.pool.counters().corrupt), (lender, 1));
+    rig.end(op, Ok(sum(10)));
+    assert_eq!(rig.told(), [Told::Got(30, true)]);
+    assert_eq!(rig.serve().len(), 1, "the parity is put again");
 }
