@@ -553,7 +553,7 @@ impl FarJob {
         if outcome != FillOutcome::Changing {
             tracing::error!(
                 address = format!("{:#x}", at.page as usize * PAGE_BYTES),
-                "a page is lost with its lender: its program gets SIGBUS; --class disk and --class mirror=2 keep a copy of each page"
+                "a page is lost with its lender, or was changed there: its program gets SIGBUS; the classes disk, mirror=2 and parity=4+1 can give it again"
             );
         }
         self.waits.end(at);

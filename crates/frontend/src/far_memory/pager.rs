@@ -327,7 +327,7 @@ impl RegionPager {
         if outcome != FillOutcome::Changing {
             tracing::error!(
                 offset = at.page * PAGE_BYTES as u64,
-                "a page of far memory is lost with its lender: the program gets SIGBUS; the classes disk, mirror and parity keep a copy of each page"
+                "a page of far memory is lost with its lender, or was changed there: the program gets SIGBUS; the classes disk, mirror and parity can give it again"
             );
         }
         self.pager.poisoned(at, outcome);
