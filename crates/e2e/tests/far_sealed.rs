@@ -117,9 +117,9 @@ fn a_program_runs_in_sealed_memory_of_each_class() {
     }
     let program = "pages = [bytearray(b'%07d.' % i * 512) for i in range(12000)]\n\
                    assert all(page == b'%07d.' % i * 512 for i, page in enumerate(pages))";
-    let lenders = [(); 2].map(|()| Lender::start());
+    let lenders = [(); 5].map(|()| Lender::start());
     let from = lenders.each_ref().map(|lender| lender.uris()[1].clone()).join(",");
-    for class in ["none", "disk", "mirror=2"] {
+    for class in ["none", "disk", "mirror=2", "parity=4+1"] {
         let output = far(&from, "20M", &["--encrypt", "--class", class], &[python, "-c", program]);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success() && said.contains(" 0 lost"), "{class}: {said}");
