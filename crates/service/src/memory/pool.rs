@@ -35,7 +35,7 @@ use byway_reactor::seeded::{self, Bug};
 pub use self::action::{Action, Class, Failure, Lease, LenderState, Note, OpId, PoolCounters, Told};
 use self::leasing::{Leasing, Lender};
 use self::repair::Repair;
-use self::rows::Rows;
+use self::rows::{Rows, group_of};
 use self::slab::{Slab, Source};
 pub use self::sum::{Seal, Sum};
 use super::pager::{Place, PutEnd};
@@ -199,9 +199,12 @@ impl Pool {
         self.short.is_empty() && self.damaged.is_empty() && self.rows.is_idle() && self.ops.values().all(is_quiet)
     }
 
-    /// Where a copy of a place lies.
+    /// Where a copy of a place lies; with parity, where the page of that column of its row lies.
     pub(super) fn lease_of(&self, place: Place, copy: usize) -> Option<Lease> {
-        self.slabs.get(self.page_at(place).slab() as usize)?.copies.get(copy).map(|copy| copy.lease)
+        let slab = self.page_at(place).slab();
+        let (slab, copy) =
+            if self.class == Class::Parity { (group_of(slab).start + copy as u32, 0) } else { (slab, copy) };
+        self.slabs.get(slab as usize)?.copies.get(copy).map(|copy| copy.lease)
     }
 
     /// Puts a frame, whose bytes have that sum, to a place. No other put to that place is under way.

@@ -54,6 +54,9 @@ enum Story {
     ParityOneAtATime,
     /// Four pages and their parity; two lenders die at a time, and all is whole again before the next do.
     ParityTwoAtATime,
+    /// Four pages and their parity, of which one has wrong bytes; lenders are slow or cut off for shorter than they may be silent. Nothing
+    /// is lost.
+    ParityFlips,
     /// Four pages and their parity, and anything happens.
     ParityAnything,
 }
@@ -68,6 +71,7 @@ impl Story {
             5 => Self::NoneAnything,
             6 => Self::NoneTakenBack,
             9 if seed % 20 == 9 => Self::ParityTwoAtATime,
+            9 if seed % 40 == 39 => Self::ParityFlips,
             8 if seed % 20 == 18 => Self::ParityAnything,
             8 | 9 => Self::ParityOneAtATime,
             _ if seed % 16 == 7 => Self::NoneCalm,
@@ -80,7 +84,7 @@ impl Story {
             Self::MirrorOneAtATime | Self::MirrorFlips | Self::MirrorAnything => Class::Mirror,
             Self::DiskAnything => Class::Disk,
             Self::NoneAnything | Self::NoneTakenBack | Self::NoneCalm => Class::None,
-            Self::ParityOneAtATime | Self::ParityTwoAtATime | Self::ParityAnything => Class::Parity,
+            Self::ParityOneAtATime | Self::ParityTwoAtATime | Self::ParityFlips | Self::ParityAnything => Class::Parity,
         }
     }
 
@@ -141,6 +145,8 @@ struct Simulation {
     world: World,
     story: Story,
     chance: Chance,
+    /// With [`Story::ParityFlips`], the pages of rows that get wrong bytes.
+    column: usize,
     report: Report,
 }
 
@@ -164,7 +170,8 @@ impl Simulation {
         let lenders = (0..count).map(|number| SimulatedLender::start(&world, number, slabs, seed)).collect();
         let places = 40 + chance.below(60) as u32;
         let borrower = Borrower::start(&world, story.class(), count, places, seed);
-        let mut run = Self { borrower, lenders, world, story, chance, report: Report::default() };
+        let column = (seed / 40 % 5) as usize;
+        let mut run = Self { borrower, lenders, world, story, chance, column, report: Report::default() };
         run.borrower.may_lose = story.may_lose();
         run.borrower.has_other_copies = matches!(story, Story::MirrorOneAtATime | Story::DiskAnything);
         for lender in 0..count {
@@ -238,6 +245,7 @@ impl Simulation {
             Story::MirrorOneAtATime | Story::ParityOneAtATime => [0, 0, 1, 2, 3, 4, 5][self.chance.below(7)],
             Story::ParityTwoAtATime => 8,
             Story::MirrorFlips => 6,
+            Story::ParityFlips => [5, 6, 6, 9][self.chance.below(4)],
             Story::NoneTakenBack => 4,
             Story::DiskAnything => self.chance.below(8),
             Story::MirrorAnything | Story::NoneAnything | Story::ParityAnything => self.chance.below(7),
@@ -262,13 +270,22 @@ impl Simulation {
             5 => self.slow_down(lender),
             6 => {
                 for _ in 0..4 {
-                    let copy = if self.story == Story::MirrorFlips { 0 } else { self.chance.below(2) };
+                    let copy = match self.story {
+                        Story::MirrorFlips => 0,
+                        Story::ParityFlips => self.column,
+                        Story::ParityAnything => self.chance.below(5),
+                        _ => self.chance.below(2),
+                    };
                     self.report.flips += u64::from(self.borrower.flip(copy));
                 }
             }
             8 => {
                 let other = (lender + 1 + self.chance.below(self.lenders.len() - 1)) % self.lenders.len();
                 self.kill(&[lender, other]);
+            }
+            9 => {
+                let cut = Duration::from_millis(500 + self.chance.below(1500) as u64);
+                self.cut_off(lender, cut);
             }
             _ => {
                 let is_full = self.chance.one_in(2);

@@ -114,7 +114,7 @@ impl Rig {
     }
 
     fn lose_lender_of(&mut self, place: u32) {
-        let lost = self.pool.lease_of(Place::new(0, place), 0).unwrap().lender;
+        let lost = self.pool.lease_of(Place::new(0, 0), place as usize).unwrap().lender;
         self.pool.give_up(lost, true, self.now);
     }
 
