@@ -162,9 +162,17 @@ impl Drop for Successor {
 struct Stopped<'a>(&'a Mount);
 
 impl<'a> Stopped<'a> {
+    /// Its threads stop one after the other, some after the signal was sent: one that still runs could answer.
     fn stop(mount: &'a Mount) -> Self {
         mount.signal(Signal::STOP);
-        Self(mount)
+        let stopped = Self(mount);
+        let tasks = format!("/proc/{}/task", mount.process());
+        until(Instant::now() + LIMIT, "the mount's process to stop", || {
+            let mut tasks = std::fs::read_dir(&tasks).unwrap().map(|task| task.unwrap().path().join("stat"));
+            // The state follows the name, which is in parentheses. A thread that has ended is in the way of none.
+            tasks.all(|stat| std::fs::read_to_string(stat).map_or(true, |stat| stat.contains(") T "))).then_some(())
+        });
+        stopped
     }
 }
 
