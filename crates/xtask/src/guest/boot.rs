@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 /// What `init.sh` prints when the kernel's own messages are over.
 const MARK: &str = "@@guest@@";
 const PROCESSORS: &str = "2";
-/// Half of it holds the programs, which have their debug information.
+/// The programs lie in it, packed and unpacked.
 const MEMORY_MIB: &str = "1536";
 /// Lines of the console that are shown when a guest dies before its script begins.
 const TAIL_LINES: usize = 40;

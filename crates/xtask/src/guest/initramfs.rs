@@ -87,7 +87,7 @@ impl<'a> Initramfs<'a> {
 
     /// Adds a program and the libraries it is linked to.
     pub fn add_program(&mut self, name: &str, program: &Path) -> Result<()> {
-        self.archive.add_file(&format!("bin/{name}"), read(program)?);
+        self.archive.add_file(&format!("bin/{name}"), self.stripped(program)?);
         self.add_libraries_of(program)
     }
 
@@ -95,6 +95,14 @@ impl<'a> Initramfs<'a> {
     pub fn add_library(&mut self, path: &str, library: &Path) -> Result<()> {
         self.archive.add_file(path, read(library)?);
         self.add_libraries_of(library)
+    }
+
+    /// A program without its debug information, which is most of it: the archive and what is unpacked of it share the guest's memory.
+    fn stripped(&self, program: &Path) -> Result<Vec<u8>> {
+        let folder = tempfile::Builder::new().prefix("strip-").tempdir_in(self.system.scratch())?;
+        let stripped = folder.path().join("program");
+        process::output(Command::new("strip").arg("--strip-debug").arg("-o").arg(&stripped).arg(program))?;
+        read(&stripped)
     }
 
     fn add_libraries_of(&mut self, file: &Path) -> Result<()> {
