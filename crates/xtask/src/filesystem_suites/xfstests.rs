@@ -8,7 +8,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-/// For all tests together; a test that hangs is what it should catch.
+/// For all tests together: a test that hangs ends the run.
 const LIMIT: Duration = Duration::from_hours(2);
 
 /// `df` as xfstests calls it, to which the type of these mounts is `fuse`.
