@@ -222,7 +222,8 @@ fn two_pages_that_are_lost_are_lost_by_name_and_the_others_have_a_parity_again()
     assert_eq!(rig.serve().len(), 1);
     assert!(rig.pool.is_settled());
     rig.lose_lender_of(3);
-    (rig.told(), rig.actions());
+    rig.told();
+    rig.actions();
     rig.pool.get(32, Place::new(0, 3), rig.now);
     assert_eq!(rig.got().len(), 2, "a page and the parity");
 }
