@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use byway_dsm::launch::{CheckpointFolder, HostLink, Hosts, JobEnd, Launch, LaunchError, Stream, run_agent};
+use byway_dsm::launch::{CheckpointFolder, HostLink, Hosts, JobEnd, JobReport, Launch, LaunchError, Stream, run_agent};
 use byway_dsm::limits::{KEEP_ALIVE_MAX, KEEP_ALIVE_MIN, PAGE_BYTES};
 use byway_dsm::{Consistency, Waits, Wire};
 use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
@@ -69,6 +69,9 @@ pub struct DsmRunArguments {
     /// Start with the segments as the checkpoint in DIR has them; -n, --memory and --consistency must be those of its job
     #[arg(long, requires = "checkpoint")]
     pub resume: bool,
+    /// Show at the end which pages several processes stored to, how long each process waited for pages, and what they sent to each other
+    #[arg(long)]
+    pub report: bool,
     /// Program and its arguments
     #[arg(last = true, required = true, value_name = "PROGRAM")]
     pub program: Vec<OsString>,
@@ -115,16 +118,8 @@ fn parse_memory(text: &str) -> Result<u64, String> {
     if (least..=most).contains(&bytes) { Ok(bytes) } else { Err("the memory is 4K to 64G".to_owned()) }
 }
 
-/// Runs a job. The exit code is 0 if every process ended with 0, else that of the first process that failed, and 130 if a signal
-/// stopped the job.
-///
-/// # Errors
-/// Nothing was started.
-pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
-    let arguments = match command {
-        DsmCommand::Run(arguments) => arguments,
-        DsmCommand::Rank => return Ok(run_agent()),
-    };
+/// The job that the command line describes.
+fn launch(arguments: &DsmRunArguments) -> Result<Launch, LaunchError> {
     let (program, rest) = arguments.program.split_first().ok_or(LaunchError::Ranks(0))?;
     let hosts = if arguments.hosts.is_empty() {
         None
@@ -140,7 +135,7 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
         let hosts = arguments.hosts.iter().map(|host| (host.name.clone(), host.address)).collect();
         Some(Hosts { hosts, start, agent, link })
     };
-    let job = Launch {
+    Ok(Launch {
         wire: arguments.wire,
         hosts,
         bytes: arguments.memory,
@@ -148,16 +143,39 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
         waits: arguments.pager,
         consistency: arguments.consistency,
         checkpoint: arguments.checkpoint.clone().map(|folder| CheckpointFolder { folder, resume: arguments.resume }),
+        reports: arguments.report,
         arguments: rest.to_vec(),
         ..Launch::new(usize::from(arguments.processes), program)
+    })
+}
+
+/// Runs a job. The exit code is 0 if every process ended with 0, else that of the first process that failed, and 130 if a signal
+/// stopped the job.
+///
+/// # Errors
+/// Nothing was started.
+pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
+    let arguments = match command {
+        DsmCommand::Run(arguments) => arguments,
+        DsmCommand::Rank => return Ok(run_agent()),
     };
+    let job = launch(arguments)?;
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP])?;
     let running = job.start()?;
     let stopper = running.stopper();
     std::thread::Builder::new().name("signals".to_owned()).spawn(move || {
         signals.forever().for_each(|signal| if signal == SIGTSTP { stopper.suspend() } else { stopper.stop() });
     })?;
-    let end = running.wait(print);
+    let mut report = arguments.report.then(|| JobReport::new(usize::from(arguments.processes)));
+    let end = running.wait(|rank, stream, line| {
+        let left = match &mut report {
+            Some(report) if stream == Stream::Error => report.take(rank, line),
+            _ => Some(line),
+        };
+        if let Some(line) = left {
+            print(rank, stream, line);
+        }
+    });
     match end {
         JobEnd::Well | JobEnd::Stopped => {}
         JobEnd::Failed { rank, status } => {
@@ -175,6 +193,9 @@ pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
         JobEnd::Hung { rank } => {
             output::note(format_args!("rank {rank} was stopped or hung when the job ended, and was killed"));
         }
+    }
+    if let Some(report) = report {
+        let _ = write!(std::io::stderr(), "{report}");
     }
     Ok(ExitCode::from(end.code()))
 }

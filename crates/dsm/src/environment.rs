@@ -43,6 +43,8 @@ pub(crate) const CONSISTENCY: &str = "BYWAY_DSM_CONSISTENCY";
 pub(crate) const CHECKPOINT: &str = "BYWAY_DSM_CHECKPOINT";
 /// Set: the job resumes from the checkpoint there.
 pub(crate) const RESUME: &str = "BYWAY_DSM_RESUME";
+/// Set: the process tells its launcher at the end what it has counted.
+pub(crate) const REPORT: &str = "BYWAY_DSM_REPORT";
 
 /// What the pager of each process does while there is nothing to do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -147,6 +149,7 @@ pub(crate) struct Environment {
     pub(crate) waits: Waits,
     pub(crate) consistency: Consistency,
     pub(crate) checkpoint: Option<CheckpointPlace>,
+    pub(crate) reports: bool,
     /// Both sides of each session, if the job encrypts.
     pub(crate) tls: Option<(TlsServer, TlsClient)>,
     /// A checksum of the program, in a job over several hosts.
@@ -217,8 +220,9 @@ impl Environment {
             .map(|folder| CheckpointPlace { folder: folder.into(), resume: variable(RESUME).is_some() });
         let (rank, ranks, pages) = (rank as u8, ranks as u8, bytes / PAGE_BYTES as u64);
         let pages = if checkpoint.is_some() { pages_of_segments(pages) } else { pages };
-        let (job, tls) = (number(JOB)?, tls.transpose()?);
-        Ok(Self { rank, ranks, job, meeting, pages, keep_alive, waits, consistency, checkpoint, tls, program: 0 })
+        let (job, tls, reports) = (number(JOB)?, tls.transpose()?, variable(REPORT).is_some());
+        let program = 0;
+        Ok(Self { rank, ranks, job, meeting, pages, keep_alive, waits, consistency, checkpoint, reports, tls, program })
     }
 }
 
@@ -267,6 +271,7 @@ mod tests {
         assert_eq!((place.consistency, place.checkpoint), (Consistency::Sequential, None));
         let resumes = read(&[(CHECKPOINT, Some("/c")), (RESUME, Some("1"))]).unwrap().checkpoint.unwrap();
         assert_eq!(resumes, CheckpointPlace { folder: "/c".into(), resume: true });
+        assert!(!place.reports && read(&[(REPORT, Some("1"))]).unwrap().reports);
         assert_eq!(read(&[(CONSISTENCY, Some("rc"))]).unwrap().consistency, Consistency::Release);
         assert_eq!(read(&[(WAITS, Some("poll"))]).unwrap().waits, Waits::Poll);
         assert_eq!(read(&[(WAITS, Some("spin"))]).unwrap().waits, Waits::Spin);

@@ -19,6 +19,7 @@ use crate::environment::Environment;
 use crate::join::{JoinError, join, remove_folder};
 use crate::limits::{AREA_ADDRESS, PAGE_BYTES};
 use crate::pager::Pager;
+use crate::report;
 use crate::sessions::Sessions;
 
 /// Where the job itself meets, apart from its end: when all have joined, and at checkpoints.
@@ -263,6 +264,9 @@ impl Job {
     /// None that the program could mend.
     pub fn finish(self) -> Result<(), CallError> {
         self.meet(BARRIER_FINISHED)?;
+        if let Some(lines) = self.drive.tell(|pager| pager.report()).flatten() {
+            report::tell(&lines);
+        }
         self.end(true);
         Ok(())
     }

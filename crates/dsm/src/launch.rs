@@ -29,9 +29,11 @@ use self::strays::kill_strays;
 use crate::EXIT_JOB_ENDED;
 use crate::checkpoint::{CheckpointError, Manifest, pages_of_segments};
 use crate::environment::{
-    BYTES, CHECKPOINT, CONSISTENCY, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, RESUME, TLS, WAITS, WIRE, Waits, Wire,
+    BYTES, CHECKPOINT, CONSISTENCY, FOLDER, JOB, KEEP_ALIVE, PEERS, RANK, RANKS, REPORT, RESUME, TLS, WAITS, WIRE,
+    Waits, Wire,
 };
 use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX, PAGE_BYTES};
+pub use crate::report::JobReport;
 
 /// What to start.
 #[derive(Clone, Debug)]
@@ -53,6 +55,8 @@ pub struct Launch {
     pub consistency: Consistency,
     /// Where it writes checkpoints, if it does.
     pub checkpoint: Option<CheckpointFolder>,
+    /// The processes tell at the end what they have counted, in lines for [`JobReport::take`].
+    pub reports: bool,
     /// The program.
     pub program: OsString,
     /// Its arguments.
@@ -189,6 +193,7 @@ impl Launch {
             waits: Waits::default(),
             consistency: Consistency::default(),
             checkpoint: None,
+            reports: false,
             program: program.into(),
             arguments: Vec::new(),
         }
@@ -254,6 +259,7 @@ impl Launch {
             (WAITS, self.waits.name().into()),
             (CONSISTENCY, self.consistency.name().into()),
         ];
+        variables.extend(self.reports.then(|| (REPORT, "1".into())));
         if let (Some(folder), Some(CheckpointFolder { resume, .. })) = (checkpoint, &self.checkpoint) {
             variables.push((CHECKPOINT, folder.into()));
             variables.extend(resume.then(|| (RESUME, "1".into())));

@@ -44,6 +44,7 @@ pub mod launch;
 pub mod limits;
 mod pager;
 mod prepared;
+mod report;
 mod sessions;
 mod spin;
 

@@ -64,6 +64,18 @@ pub const OUTPUT_TIME_MAX: Duration = Duration::from_millis(500);
 /// Bytes of a line of a process's output that is passed on with its rank; a longer one is cut into several.
 pub const OUTPUT_LINE_BYTES_MAX: usize = 64 << 10;
 
+/// Pages of which a process counts the faults one by one for a report; those of further pages are counted together.
+pub const REPORT_PAGES_COUNTED_MAX: usize = 1 << 18;
+
+/// Pages that a process tells its launcher of for a report: those with the most faults.
+pub const REPORT_PAGES_TOLD_MAX: usize = 1 << 14;
+
+/// Pages that a report shows.
+pub const REPORT_PAGES_SHOWN: usize = 20;
+
+/// Bytes of a report that are written at a time: a pipe takes as many whole.
+pub const REPORT_CHUNK_BYTES: usize = 4096;
+
 /// Bytes of a checkpoint that are written, or read, at a time.
 pub const CHECKPOINT_BUFFER_BYTES: usize = 1 << 20;
 

@@ -21,6 +21,7 @@ use crate::call::Call;
 use crate::drive::{bell, ring};
 use crate::environment::Environment;
 use crate::limits::{AREA_ADDRESS, LAST_WORDS_TIME_MAX, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX};
+use crate::report::Tally;
 use crate::sessions::{Incoming, Sessions};
 use crate::spin::Spin;
 
@@ -55,6 +56,8 @@ pub(crate) struct Pager {
     /// When the pager's thread looks at the time again, at the latest.
     looks_at: byway_reactor::Instant,
     ending: Option<Ending>,
+    /// Kept if the job makes a report.
+    tally: Option<Tally>,
 }
 
 /// How the pager ends.
@@ -83,7 +86,7 @@ impl Pager {
         machine: Machine,
         environment: &Environment,
     ) -> std::io::Result<Self> {
-        let Environment { rank, ranks, keep_alive, .. } = *environment;
+        let Environment { rank, ranks, keep_alive, reports, .. } = *environment;
         Ok(Self {
             rank,
             area,
@@ -105,6 +108,7 @@ impl Pager {
             listens: false,
             looks_at: byway_reactor::Instant::ZERO,
             ending: None,
+            tally: reports.then(|| Tally::new(ranks)),
         })
     }
 
@@ -129,6 +133,11 @@ impl Pager {
 
     pub(crate) fn counters(&self) -> Counters {
         Counters { pin_waits: self.pinned.waits(), ..self.machine.counters() }
+    }
+
+    /// The lines of this process's report, if the job makes one.
+    pub(crate) fn report(&self) -> Option<Vec<String>> {
+        self.tally.as_ref().map(|tally| tally.lines(&self.counters(), &self.machine.segments()))
     }
 
     /// The pages whose home this rank is; at rank 0 all segments.
@@ -277,6 +286,9 @@ impl Pager {
                 self.die(&format!("the page at {:#x}: {}", address(page), TakeError::Dropped));
             }
             self.faulted.insert(page);
+            if let Some(tally) = &mut self.tally {
+                tally.fault(page, mode, Instant::now());
+            }
             self.machine.fault(page, mode);
             self.act();
         }
@@ -318,7 +330,7 @@ impl Pager {
     /// Does an action, or gives it back if a device has its page pinned.
     fn perform(&mut self, action: Action) -> Option<Action> {
         match action {
-            Action::Send { to, message, payload } => self.sessions.send(to, message, payload),
+            Action::Send { to, message, payload } => self.send_away(to, message, payload),
             Action::SendPage { to, page, message } => {
                 let bytes = match self.aside.remove(&page) {
                     Some(bytes) => Ok(bytes),
@@ -344,13 +356,13 @@ impl Pager {
             }
             Action::Install { page, mode, contents } => {
                 self.install(page, mode, &contents);
-                self.faulted.remove(&page);
+                self.served(page);
             }
             Action::Twin { page, ref contents } => {
                 if !self.open_with_twin(page, contents) {
                     return Some(action);
                 }
-                self.faulted.remove(&page);
+                self.served(page);
             }
             Action::ForgetTwin { page } => self.twins.forget(page),
             Action::Flush { to, page, message, keeps } => {
@@ -392,7 +404,22 @@ impl Pager {
         if to == self.rank {
             self.machine.received(to, message, payload);
         } else {
-            self.sessions.send(to, message, payload);
+            self.send_away(to, message, payload);
+        }
+    }
+
+    fn send_away(&mut self, to: Rank, message: Message, payload: Vec<u8>) {
+        if let Some(tally) = &mut self.tally {
+            tally.sent(to, payload.len());
+        }
+        self.sessions.send(to, message, payload);
+    }
+
+    /// The program has a page for which it may have waited.
+    fn served(&mut self, page: Page) {
+        self.faulted.remove(&page);
+        if let Some(tally) = &mut self.tally {
+            tally.served(page, Instant::now());
         }
     }
 

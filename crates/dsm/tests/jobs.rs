@@ -4,7 +4,7 @@ mod harness;
 
 use std::collections::HashMap;
 
-use byway_dsm::launch::{JobEnd, Launch};
+use byway_dsm::launch::{JobEnd, JobReport, Launch, Stream};
 use byway_dsm::{Consistency, Waits, Wire};
 
 use harness::{WIRES, can_run, example, launch, run};
@@ -156,6 +156,38 @@ fn a_grid_is_relaxed_right_however_pagers_wait() {
             let (end, lines) = run(&job);
             assert_eq!(end, JobEnd::Well, "{waits:?}, {consistency:?}: {lines:?}");
         }
+    }
+}
+
+/// Two processes store to each other's words on two pages; what they print themselves stays.
+#[test]
+fn a_report_names_the_pages_to_which_several_processes_store() {
+    if !can_run() {
+        return;
+    }
+    for consistency in [Consistency::Sequential, Consistency::Release] {
+        let job = Launch { consistency, reports: true, ..launch(2, Wire::Tcp, "sharing", &["20", "2"]) };
+        let (mut report, mut printed) = (JobReport::new(2), Vec::new());
+        let end = job.start().unwrap().wait(|rank, stream, line| {
+            let left = if stream == Stream::Error { report.take(rank, line) } else { Some(line) };
+            printed.extend(left.map(|left| String::from_utf8_lossy(left).into_owned()));
+        });
+        assert_eq!(end, JobEnd::Well, "{printed:?}");
+        assert!(matches!(&printed[..], [line] if line.starts_with("20 rounds right")), "{printed:?}");
+        let text = report.to_string();
+        for part in
+            ["to which several processes stored: 2\n", "  0,1        words+0x0\n", "  0,1        words+0x1000\n"]
+        {
+            assert!(text.contains(part), "{consistency:?}: {text}");
+        }
+        for part in ["   0 -> 1 ", "   1 -> 0 "] {
+            let line = text.lines().find(|line| line.starts_with(part)).unwrap();
+            let numbers: Vec<u64> =
+                line[part.len()..].split_whitespace().map(|number| number.parse().unwrap()).collect();
+            // Each round brings both the other's stores to each page: whole pages with `sc`, what has changed with `rc`.
+            assert!(numbers[0] >= 20 && numbers[1] >= 20 * 8, "{consistency:?}: {text}");
+        }
+        assert!(!text.contains("told nothing"), "{text}");
     }
 }
 

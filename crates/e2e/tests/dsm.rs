@@ -21,6 +21,19 @@ impl Drop for Launcher {
     }
 }
 
+#[test]
+fn a_report_says_of_which_processes_it_knows_nothing_and_leaves_their_lines_alone() {
+    let mut command = Command::new(binary());
+    command.args(["dsm", "run", "-n", "2", "--report", "--", "sh", "-c", "echo said >&2"]);
+    let output = command.output().unwrap();
+    assert!(output.status.success());
+    let said = String::from_utf8_lossy(&output.stderr);
+    for rank in 0..2 {
+        assert!(said.contains(&format!("[{rank}] said\n")), "{said}");
+        assert!(said.contains(&format!("   {rank}  has told nothing")), "{said}");
+    }
+}
+
 /// Starts a job of two processes that run a script.
 fn start(script: &str) -> Launcher {
     let mut command = Command::new(binary());
