@@ -340,6 +340,19 @@ int byway_dsm_fetch(const struct byway_dsm_job *job,
                     const uint8_t *address,
                     uintptr_t bytes);
 
+// Allocates `bytes` in the segment in which `segment` lies, for all processes: nobody else gets them, and they are never given back. Writes their
+// address to `*address`: a multiple of `alignment`, a power of two. With 4096, and `bytes` a multiple too, no other allocation lies on their pages.
+// They hold zeroes, unless the program has stored there. The first 64 bytes of the segment say how much is allocated: a program that allocates in a segment
+// stores only to what it got. `BYWAY_E_RANGE` if the segment has no room.
+//
+// # Safety
+// `job` is of `byway_dsm_init`; `address` can be written.
+int byway_dsm_allocate(const struct byway_dsm_job *job,
+                       const uint8_t *segment,
+                       uintptr_t bytes,
+                       uintptr_t alignment,
+                       uint8_t **address);
+
 // A safe point of a program that computes: with `byway dsm run --pager points`, answers other processes that have asked this one for something.
 // Otherwise it does nothing. It costs some 0.5 us when no process has asked; call it every 10 to 100 us.
 //

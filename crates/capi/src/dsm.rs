@@ -45,7 +45,7 @@ impl From<CallError> for Code {
     fn from(error: CallError) -> Self {
         Self(match error {
             CallError::Misuse(byway_dsm::Misuse::TooMany | byway_dsm::Misuse::AtBarrier { .. }) => BYWAY_E_BUSY,
-            CallError::Segment(_) | CallError::Range => BYWAY_E_RANGE,
+            CallError::Segment(_) | CallError::Range | CallError::Full { .. } => BYWAY_E_RANGE,
             CallError::Forked => BYWAY_E_FORKED,
             CallError::Memory(_) | CallError::Checkpoint { .. } => BYWAY_E_SYSTEM,
             _ => BYWAY_E_INVALID,
@@ -187,6 +187,31 @@ pub unsafe extern "C" fn byway_dsm_fetch(job: *const byway_dsm_job, address: *co
         let segment = job.segment_of(address).ok_or(CallError::Range)?;
         let first = address.addr() - segment.as_ptr().addr();
         job.fetch(segment, first..first.checked_add(bytes).ok_or(CallError::Range)?)?;
+        Ok(0)
+    })
+}
+
+/// Allocates `bytes` in the segment in which `segment` lies, for all processes: nobody else gets them, and they are never given back. Writes their
+/// address to `*address`: a multiple of `alignment`, a power of two. With 4096, and `bytes` a multiple too, no other allocation lies on their pages.
+/// They hold zeroes, unless the program has stored there. The first 64 bytes of the segment say how much is allocated: a program that allocates in a segment
+/// stores only to what it got. `BYWAY_E_RANGE` if the segment has no room.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`; `address` can be written.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_allocate(
+    job: *const byway_dsm_job,
+    segment: *const u8,
+    bytes: usize,
+    alignment: usize,
+    address: *mut *mut u8,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (job, place) = unsafe { (&borrow(job)?.0, OutPointer::at(address)?) };
+        let segment = job.segment_of(segment).ok_or(CallError::Range)?;
+        let allocated = job.allocate(segment, bytes, alignment)?;
+        place.give(segment.as_ptr().wrapping_add(allocated.start));
         Ok(0)
     })
 }

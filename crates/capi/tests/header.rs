@@ -122,6 +122,26 @@ fn processes_in_c_fence_and_fetch() {
     }
 }
 
+/// Each process finds the nodes of all, by pointers.
+#[test]
+fn processes_in_c_allocate_in_a_segment() {
+    use byway_dsm::Consistency;
+    use byway_dsm::launch::{JobEnd, Launch};
+    if !can_run_jobs() {
+        return;
+    }
+    let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
+    let Some((_folder, program)) = compile(&example("list"), &arguments) else { return };
+    let nodes: u64 = 3 * 1000;
+    for consistency in [Consistency::Sequential, Consistency::Release] {
+        let job = Launch { consistency, ..Launch::new(3, &program) }.start().unwrap();
+        let mut lines = Vec::new();
+        let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        let line = format!("{nodes} nodes of 3 processes, sum {}", nodes * (nodes - 1) / 2);
+        assert_eq!((end, lines), (JobEnd::Well, vec![line]), "{consistency:?}");
+    }
+}
+
 const EXAMPLES: [(&str, &str); 2] =
     [("remote_memory", "the same bytes there and here\n"), ("calls", "all answers came\n")];
 

@@ -12,6 +12,7 @@ use byway_service::dsm::{
 };
 use byway_service::limits::DSM_FETCH_PAGES_MAX;
 
+use crate::allocation::LOCK_ALLOCATION;
 use crate::area::Area;
 use crate::checkpoint::{self, Checkpoints, Manifest};
 use crate::drive::Drive;
@@ -46,6 +47,20 @@ pub enum CallError {
     /// The barrier's number is taken by the job itself.
     #[error("barriers have numbers below {JOB_BARRIERS}")]
     Barrier,
+    /// The lock's number is taken by the job itself.
+    #[error("locks have numbers below {LOCK_ALLOCATION}")]
+    Lock,
+    /// The segment has no room for an allocation.
+    #[error("the segment has {left} bytes left, and {bytes} were asked for: make it larger")]
+    Full {
+        /// Asked for.
+        bytes: usize,
+        /// Behind the last allocation.
+        left: usize,
+    },
+    /// No power of two.
+    #[error("memory is aligned to powers of two, not to {0}")]
+    Alignment(usize),
     /// The bytes do not lie in a segment of this process.
     #[error("the range does not lie in a segment that this process has mapped")]
     Range,
@@ -188,9 +203,14 @@ impl Job {
     /// Waits for a lock, and has it until the guard is dropped. Threads and processes get it one after the other.
     ///
     /// # Errors
-    /// `Misuse`: too many calls wait.
+    /// `Lock`: the number; `Misuse`: too many calls wait.
     pub fn lock(&self, lock: u32) -> Result<LockGuard<'_>, CallError> {
         self.acquire(lock)?;
+        Ok(LockGuard { drive: &self.drive, lock })
+    }
+
+    pub(crate) fn lock_of_job(&self, lock: u32) -> Result<LockGuard<'_>, CallError> {
+        self.call(|machine, ticket| machine.lock(lock, ticket))?;
         Ok(LockGuard { drive: &self.drive, lock })
     }
 
@@ -199,12 +219,17 @@ impl Job {
     /// # Errors
     /// As there.
     pub fn acquire(&self, lock: u32) -> Result<(), CallError> {
+        if lock == LOCK_ALLOCATION {
+            return Err(CallError::Lock);
+        }
         self.call(|machine, ticket| machine.lock(lock, ticket)).map(|_| ())
     }
 
     /// Gives a lock of [`Job::acquire`] back. One that this process does not have is left alone.
     pub fn release(&self, lock: u32) {
-        let _ = self.drive.tell(|pager| pager.unlock(lock));
+        if lock != LOCK_ALLOCATION {
+            let _ = self.drive.tell(|pager| pager.unlock(lock));
+        }
     }
 
     /// Waits until every process has reached the barrier. One thread of each does.

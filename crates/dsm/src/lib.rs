@@ -32,6 +32,7 @@
 //! process ends before [`Job::finish`], or is silent for 1.5 keep-alives, every other one reports this on standard error and
 //! exits with status [`EXIT_JOB_ENDED`].
 
+mod allocation;
 mod area;
 mod call;
 mod checkpoint;
