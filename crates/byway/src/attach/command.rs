@@ -22,7 +22,7 @@ use super::nbd_socket::NbdSocket;
 use super::registry::{self, Attachment, Claim};
 use super::ublk_queue::UblkQueue;
 use super::volume_file::VolumeFile;
-use super::volume_server::{KernelSide, Requests, VolumeServer};
+use super::volume_server::{Access, KernelSide, Requests, VolumeServer};
 use crate::output;
 use crate::remote::{RemoteError, RemoteUri};
 use crate::supervisor::Supervisor;
@@ -46,11 +46,14 @@ pub struct AttachArguments {
     /// Attach the device read-only
     #[arg(long)]
     pub read_only: bool,
+    /// Other machines attach the volume too, and a cluster file system is on it: each write is durable at the server before it is complete
+    #[arg(long, conflicts_with = "read_only")]
+    pub shared: bool,
     /// Stay in the foreground until the device is detached; SIGTERM and SIGINT detach it
     #[arg(long)]
     pub foreground: bool,
     /// List the attached volumes of this machine
-    #[arg(long, conflicts_with_all = ["uri", "name", "read_only", "foreground"])]
+    #[arg(long, conflicts_with_all = ["uri", "name", "read_only", "shared", "foreground"])]
     pub list: bool,
     /// TLS.
     #[command(flatten)]
@@ -58,6 +61,12 @@ pub struct AttachArguments {
     /// This is the process that was started in the background.
     #[arg(long, hide = true)]
     pub in_background: bool,
+}
+
+impl AttachArguments {
+    fn access(&self) -> Access {
+        Access { read_only: self.read_only, shared: self.shared }
+    }
 }
 
 /// How the kernel reaches a volume.
@@ -304,7 +313,7 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     let (events, heard) = channel();
     watch_signals(events.clone())?;
     let client = client_name(&mut claim)?;
-    start_loop((way, left), (name, uri, client), tls, arguments.read_only, events)?;
+    start_loop((way, left), (name, uri, client), tls, arguments.access(), events)?;
     let (info, backing) = loop {
         match heard.recv() {
             Ok(Event::Ready(info, backing)) => break (info, backing),
@@ -413,12 +422,12 @@ fn start_loop(
     (way, left): (Way, Option<Attachment>),
     (name, uri, client): (&str, &RemoteUri, ClientName),
     tls: ClientTlsArguments,
-    read_only: bool,
+    access: Access,
     events: Sender<Event>,
 ) -> Result<(), AttachError> {
     let (name, uri) = (name.to_owned(), uri.clone());
     let run = move || {
-        let serve = || match Requests::open(&uri, &tls, read_only, client) {
+        let serve = || match Requests::open(&uri, &tls, access, client) {
             Ok(mut requests) => match way {
                 Way::Loop => {
                     let made = VolumeFile::mount((&name, &uri), &requests);

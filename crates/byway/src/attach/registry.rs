@@ -56,6 +56,9 @@ pub(super) struct UblkRecord {
     /// The device refuses writes. Records of earlier versions do not say so, and count as writable.
     #[serde(default)]
     pub read_only: bool,
+    /// Each write is durable before it is complete.
+    #[serde(default)]
+    pub shared: bool,
     /// The server process, and the files that it has open for the volume, which have all writes that were acknowledged.
     pub instance: u64,
     pub store: u64,
@@ -360,8 +363,15 @@ mod tests {
         let entry = Entry::new("sessions");
         let mut claim = Claim::new(&entry.0).unwrap().unwrap();
         assert_eq!(claim.begin_sessions().unwrap(), None);
-        let record =
-            UblkRecord { cookie: 7, client: [8; 16], first_session: 1, read_only: false, instance: 10, store: 11 };
+        let record = UblkRecord {
+            cookie: 7,
+            client: [8; 16],
+            first_session: 1,
+            read_only: false,
+            shared: false,
+            instance: 10,
+            store: 11,
+        };
         claim.publish(Attachment { ublk: Some(record), ..entry.attachment() }).unwrap();
         drop(claim);
         // Both die before they have published anything.
@@ -390,8 +400,15 @@ mod tests {
             return;
         }
         let entry = Entry::new("successor");
-        let record =
-            UblkRecord { cookie: 7, client: [8; 16], first_session: 1, read_only: false, instance: 10, store: 11 };
+        let record = UblkRecord {
+            cookie: 7,
+            client: [8; 16],
+            first_session: 1,
+            read_only: false,
+            shared: false,
+            instance: 10,
+            store: 11,
+        };
         let mut claim = Claim::new(&entry.0).unwrap().unwrap();
         assert_eq!(claim.left(), None);
         claim.publish(Attachment { ublk: Some(record), ..entry.attachment() }).unwrap();

@@ -47,7 +47,8 @@ impl UblkQueue {
         };
         let (VolumeInfo { instance, store, .. }, client) = (requests.info, requests.client);
         let (client, first_session) = (client.id, client.first_session);
-        let record = UblkRecord { cookie, client, first_session, read_only, instance, store };
+        let shared = requests.access.shared;
+        let record = UblkRecord { cookie, client, first_session, read_only, shared, instance, store };
         Ok((Self { queue, supply: Supply::Some }, AddedDevice { device, record, is_new }))
     }
 
@@ -88,6 +89,7 @@ fn take_over(requests: &mut Requests, left: &Attachment) -> Result<Option<TakenO
         return Ok(None);
     }
     check_successor(left, &record, &requests.info)?;
+    requests.access.shared |= record.shared;
     if !requests.info.read_only && !requests.flush_before_start()? {
         return Err(server_changed(left));
     }
@@ -191,8 +193,15 @@ mod tests {
 
     #[test]
     fn a_successor_has_the_same_server_and_may_flush() {
-        let record =
-            UblkRecord { cookie: 1, client: [2; 16], first_session: 3, read_only: false, instance: 4, store: 5 };
+        let record = UblkRecord {
+            cookie: 1,
+            client: [2; 16],
+            first_session: 3,
+            read_only: false,
+            shared: false,
+            instance: 4,
+            store: 5,
+        };
         let left = Attachment {
             name: "disk".to_owned(),
             uri: String::new(),

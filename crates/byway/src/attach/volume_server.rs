@@ -98,6 +98,15 @@ pub(super) enum Asked {
     Other,
 }
 
+/// How a device is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Access {
+    pub read_only: bool,
+    /// Other machines write to the volume too. A write that was answered without being durable would be repeated after the server's death, perhaps over
+    /// what another machine has written there since.
+    pub shared: bool,
+}
+
 /// The volume, and the requests that it has to answer.
 pub(super) struct Requests {
     reactor: Reactor,
@@ -105,6 +114,7 @@ pub(super) struct Requests {
     pub info: VolumeInfo,
     /// The client that this is to the server.
     pub client: ClientName,
+    pub access: Access,
     /// Requests that found no frame, or no place at the client.
     waiting: VecDeque<Waiting>,
     /// [`Requests::progress`] at the last try of the waiting requests.
@@ -122,7 +132,7 @@ impl Requests {
     pub(super) fn open(
         uri: &RemoteUri,
         tls: &ClientTlsArguments,
-        read_only: bool,
+        access: Access,
         client: ClientName,
     ) -> Result<Self, AttachError> {
         // The kernel writes back through this thread when memory runs short: what it allocates must not wait for that.
@@ -130,12 +140,13 @@ impl Requests {
             tracing::warn!(%error, "cannot mark this process as serving a block device (PR_SET_IO_FLUSHER)");
         }
         let mut reactor = Reactor::open(IoChoice::Auto, ATTACH_FRAME_BYTES).map_err(RemoteError::Loop)?;
-        let (volume, info) = open_volume(&mut reactor, uri, tls, (read_only, client))?;
+        let (volume, info) = open_volume(&mut reactor, uri, tls, (access.read_only, client))?;
         Ok(Self {
             reactor,
             volume,
             info,
             client,
+            access,
             waiting: VecDeque::new(),
             tried_at: 0,
             answered: 0,
@@ -204,7 +215,10 @@ impl Requests {
         self.ask(unique, Asked::Other, request);
     }
 
-    fn ask(&mut self, unique: u64, asked: Asked, request: Request<Frame, Rc<Frame>>) {
+    fn ask(&mut self, unique: u64, asked: Asked, mut request: Request<Frame, Rc<Frame>>) {
+        if self.access.shared {
+            make_durable(&mut request);
+        }
         match self.volume.submit(request, unique) {
             Ok(()) => {
                 self.asked.insert(unique, asked);
@@ -274,6 +288,14 @@ impl Requests {
             };
             kernel.answer(tag, answer);
         }
+    }
+}
+
+fn make_durable<R, W>(request: &mut Request<R, W>) {
+    match request {
+        Request::Write { durable, .. } | Request::Trim { durable, .. } => *durable = true,
+        Request::Zero { flags, .. } => flags.durable = true,
+        Request::Read { .. } | Request::Flush | Request::Extents { .. } | Request::Prefetch { .. } => {}
     }
 }
 
@@ -476,5 +498,28 @@ fn errno_of(error: VolumeError) -> Errno {
         VolumeError::Call(CallError::Block(BlockError::ReadOnly)) => Errno::ROFS,
         VolumeError::Call(CallError::Block(BlockError::Unsupported)) => Errno::OPNOTSUPP,
         _ => Errno::IO,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use byway_service::block::ZeroFlags;
+
+    #[test]
+    fn each_change_of_a_shared_volume_is_durable() {
+        let (offset, len, durable) = (0, 512, false);
+        let mut changes: [Request<(), ()>; 3] = [
+            Request::Write { offset, len: 512, from: (), durable },
+            Request::Trim { offset, len, durable },
+            Request::Zero { offset, len, flags: ZeroFlags::default() },
+        ];
+        changes.iter_mut().for_each(make_durable);
+        let is_durable = |request: &Request<(), ()>| match request {
+            Request::Write { durable, .. } | Request::Trim { durable, .. } => *durable,
+            Request::Zero { flags, .. } => flags.durable,
+            _ => false,
+        };
+        assert!(changes.iter().all(is_durable));
     }
 }
