@@ -1,9 +1,9 @@
 //! `cargo xtask guest`: byway under a stock kernel that a test may crash.
 //!
-//! Six things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
+//! Seven things cannot be shown on the machine that runs the tests: that the kernel's own NBD client
 //! is served well (its module may be missing, and attaching needs root), that volumes are attached by ublk, that what was
 //! acknowledged survives the loss of power, that RDMA and memory of PCI devices work, where there
-//! is no such device, and that quotas hold, which its kernel may not have.
+//! is no such device, that quotas hold, which its kernel may not have, and that a cluster file system works on a volume of two machines.
 //! So Debian's 6.12 kernel boots in qemu, emulated so that it runs alike on every
 //! machine, with an initramfs that holds byway and one shell script.
 //! Nothing is installed, no network is attached, nothing outside the guest's folder is written.
@@ -17,6 +17,7 @@ mod initramfs;
 mod kernel;
 mod modules;
 mod nbd;
+mod ocfs2;
 mod p2p;
 mod p2p_kernel;
 mod power;
@@ -40,6 +41,8 @@ pub enum Task {
     Nbd,
     /// Attach volumes by ublk: ext4 on them, kills of their server and of their own process.
     Attach,
+    /// Mount OCFS2 on one volume in two guests, with its server killed.
+    Ocfs2,
     /// Cut the power while blocks and files are written: nothing acknowledged may be lost, and a server
     /// built to drop flushes must be caught.
     Power {
@@ -68,6 +71,7 @@ pub fn run(task: &Task) -> Result<()> {
         Task::Setup => println!("guest setup: {}", system.folder().display()),
         Task::Nbd => nbd::run(&system)?,
         Task::Attach => attach::run(&system)?,
+        Task::Ocfs2 => ocfs2::run(&system)?,
         Task::Power { only } => power::run(&system, *only)?,
         Task::Quota => quota::run(&system)?,
         Task::Rdma { only } => rdma::run(&system, *only)?,
@@ -82,6 +86,7 @@ pub fn run(task: &Task) -> Result<()> {
 pub fn run_all() -> Result<()> {
     run(&Task::Nbd)?;
     run(&Task::Attach)?;
+    run(&Task::Ocfs2)?;
     run(&Task::Power { only: None })?;
     run(&Task::Quota)?;
     run(&Task::Rdma { only: None })?;

@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Names the folder of the unpacked parts. Raise the number when what is in it changes.
-const SYSTEM: &str = "system-3";
+const SYSTEM: &str = "system-4";
 /// The kernels that will do: Debian 12's build of the 6.12 series.
 const KERNEL_PATTERN: &str = r"^linux-image-6\.12\.[0-9]+\+deb12-amd64$";
 /// What the guest's scripts run, what unpacks the kernel and its modules, and the libraries that a
 /// machine may lack.
-const USERLAND: [&str; 21] = [
+const USERLAND: [&str; 23] = [
     "busybox-static",
     "coreutils",
     "e2fsprogs",
@@ -36,6 +36,8 @@ const USERLAND: [&str; 21] = [
     "libss2",
     "logsave",
     "nbd-client",
+    "ocfs2-tools",
+    "util-linux",
     "xfsprogs",
     "xz-utils",
     "zstd",
@@ -156,6 +158,9 @@ fn fill(system: &System) -> Result<()> {
         complete(&system.program(program)?, "xfsprogs", &userland)?;
     }
     complete(&system.program("fio")?, "fio", &userland)?;
+    for program in ["fsck.ocfs2", "mkfs.ocfs2", "mount.ocfs2", "o2cb", "ocfs2_hb_ctl"] {
+        complete(&system.program(program)?, "ocfs2-tools", &userland)?;
+    }
     for program in ["ip", "rdma"] {
         complete(&system.program(program)?, "iproute2", &userland)?;
     }
