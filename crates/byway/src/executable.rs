@@ -6,6 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use crate::secure_execution::{Privilege, privilege};
+
 /// Why a program is not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecutableError {
@@ -30,8 +32,11 @@ pub enum ExecutableError {
     #[error("{}: a static program loads no libraries, so neither byway far nor byway run works with it; link it dynamically, or instead of far attach a mem: volume as swap, instead of run mount the share", .0.display())]
     Static(PathBuf),
     /// The dynamic linker ignores `LD_PRELOAD` there.
-    #[error("{}: runs with the rights of another user or group (set-user-ID or set-group-ID), so no library is loaded into it", .0.display())]
+    #[error("{}: runs with the rights of another user or group (set-user-ID or set-group-ID), so no library is loaded into it; run it as that user and group, or run a copy without these bits (cp makes one)", .0.display())]
     Privileged(PathBuf),
+    /// The same.
+    #[error("{}: its file has capabilities, so no library is loaded into it for other users than root; run it as root, or run a copy without them (cp makes one)", .0.display())]
+    Capabilities(PathBuf),
     /// Scripts of scripts.
     #[error("{}: its interpreter is a script, and so on; no library can be loaded into it", .0.display())]
     Interpreter(PathBuf),
@@ -63,17 +68,21 @@ pub fn check(path: &Path) -> Result<(), ExecutableError> {
     for _ in 0..INTERPRETERS_MAX {
         let failed = |source| ExecutableError::Read { path: path.clone(), source };
         let file = File::open(&path).map_err(failed)?;
-        if file.metadata().map_err(failed)?.mode() & 0o6000 != 0 {
-            return Err(ExecutableError::Privileged(path));
-        }
         let mut head = [0; 4096];
         let len = file.read_at(&mut head, 0).map_err(failed)?;
         let head = &head[..len];
-        match interpreter(head) {
-            Some(interpreter) => path = interpreter,
-            None if is_dynamic(head).ok_or_else(|| ExecutableError::Kind(path.clone()))? => return Ok(()),
-            None => return Err(ExecutableError::Static(path)),
+        if let Some(interpreter) = interpreter(head) {
+            path = interpreter;
+            continue;
         }
+        if !is_dynamic(head).ok_or_else(|| ExecutableError::Kind(path.clone()))? {
+            return Err(ExecutableError::Static(path));
+        }
+        return match privilege(&file, &file.metadata().map_err(failed)?).map_err(failed)? {
+            Some(Privilege::Identity) => Err(ExecutableError::Privileged(path)),
+            Some(Privilege::Capabilities) => Err(ExecutableError::Capabilities(path)),
+            None => Ok(()),
+        };
     }
     Err(ExecutableError::Interpreter(path))
 }
@@ -142,8 +151,8 @@ mod tests {
         let around = file("around", b"");
         std::fs::write(&around, format!("#!{}\n", around.display())).unwrap();
         assert!(matches!(check(&around), Err(ExecutableError::Interpreter(_))));
-        let privileged = file("privileged", b"#!/bin/sh\n");
-        std::fs::set_permissions(&privileged, std::os::unix::fs::PermissionsExt::from_mode(0o4755)).unwrap();
-        assert!(matches!(check(&privileged), Err(ExecutableError::Privileged(_))));
+        let script = file("set-user-id", b"#!/bin/sh\n");
+        std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o6755)).unwrap();
+        check(&script).expect("the kernel gives scripts no rights of their owners");
     }
 }

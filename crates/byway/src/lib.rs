@@ -37,6 +37,7 @@ pub mod opener;
 pub mod reload;
 #[allow(rustdoc::broken_intra_doc_links, reason = "its texts are help for people, with optional parts in brackets")]
 pub mod run;
+mod secure_execution;
 pub mod serve;
 mod share_uri;
 pub mod spec;
