@@ -1,5 +1,7 @@
 //! Programs with far memory: a lender and `byway far`, which end with the test.
 
+pub mod comparison;
+
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};

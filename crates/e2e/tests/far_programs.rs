@@ -8,51 +8,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::far::{Lender, PagedProgram, can_page, command, far};
+use byway_e2e::far::comparison::{compare, limit, percents};
+use byway_e2e::far::{Lender, PagedProgram, can_page, command};
 use byway_e2e::{LIMIT, find_tool, until};
 use byway_skip::{SkipReason, skip_this};
-
-/// How much of a program's memory may be here, in percent.
-fn percents() -> &'static [u64] {
-    if std::env::var_os("BYWAY_LONG").is_some() { &[75, 50, 25] } else { &[50] }
-}
-
-/// The limit for a program that needs so much, of which its code takes a part: code is not paged.
-fn limit(needs: u64, code: u64, percent: u64) -> String {
-    (code + needs.saturating_sub(code) * percent / 100).max(16 << 20).to_string()
-}
-
-/// The words of a report behind "at most": what was here at once.
-fn resident(said: &str) -> u64 {
-    let after = said.split("; at most ").nth(1).unwrap_or_else(|| panic!("no report: {said}"));
-    let (number, unit) = after.split_once(' ').unwrap();
-    let unit = match unit.chars().next() {
-        Some('K') => 10,
-        Some('M') => 20,
-        Some('G') => 30,
-        _ => 0,
-    };
-    (number.parse::<f64>().unwrap() * f64::from(1u32 << unit)) as u64
-}
-
-/// Runs a program plain, then with all of its memory here, then with parts of what is not code, which takes so many bytes.
-fn compare(program: &[&str], code: u64) {
-    let plain = Command::new(program[0]).args(&program[1..]).output().unwrap();
-    assert!(plain.status.success(), "{program:?}: {}", String::from_utf8_lossy(&plain.stderr));
-    let lender = Lender::start();
-    let uri = &lender.uris()[0];
-    let all = far(uri, "64G", &["--class", "none"], program);
-    let said = String::from_utf8_lossy(&all.stderr);
-    assert!(all.status.success() && all.stdout == plain.stdout, "{program:?} with all of its memory: {said}");
-    let needs = resident(&said);
-    for percent in percents() {
-        let output = far(uri, &limit(needs, code, *percent), &["--class", "none"], program);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{program:?} at {percent} % of {needs}: {} {said}", output.status);
-        assert!(output.stdout == plain.stdout, "{program:?} at {percent} % of {needs}: another result; {said}");
-        assert!(!said.contains(" 0 put,"), "nothing was far: {said}");
-    }
-}
 
 /// Whether the program is there, and programs can be paged; says so if not.
 fn can_run(tool: &'static str) -> bool {
@@ -69,6 +28,7 @@ fn sqlite_has_the_same_tables_in_memory() {
         return;
     }
     compare(
+        &[],
         &[
             "sqlite3",
             ":memory:",
@@ -102,7 +62,7 @@ fn gcc_makes_the_same_code() {
         .unwrap();
     }
     std::fs::write(&path, source).unwrap();
-    compare(&["gcc", "-O2", "-S", "-o", "-", &path.display().to_string()], 26 << 20);
+    compare(&[], &["gcc", "-O2", "-S", "-o", "-", &path.display().to_string()], 26 << 20);
 }
 
 #[test]
@@ -130,7 +90,7 @@ public class Sums {
     if !works.status.success() {
         return skip_this(SkipReason::MissingTool("java with its compiler"));
     }
-    compare(&[&["java"], &flags[..], &[&path]].concat(), 28 << 20);
+    compare(&[], &[&["java"], &flags[..], &[&path]].concat(), 28 << 20);
 }
 
 /// A redis that a test asks, in a folder.

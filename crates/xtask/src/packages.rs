@@ -21,6 +21,8 @@ enum Kind {
     Module,
     /// Under [`HEADERS`].
     Header,
+    /// By the dynamic linker.
+    Library,
     /// In `PATH`, from crates.io; the package has its version.
     Crate,
 }
@@ -34,6 +36,10 @@ const fn program(name: &'static str, package: &'static str) -> Tool {
 
 const fn header(name: &'static str, package: &'static str) -> Tool {
     Tool { name, package, kind: Kind::Header }
+}
+
+const fn library(name: &'static str, package: &'static str) -> Tool {
+    Tool { name, package, kind: Kind::Library }
 }
 
 const fn from_crates_io(name: &'static str, package: &'static str) -> Tool {
@@ -86,6 +92,11 @@ const TOOLS: &[Tool] = &[
     program("glusterfs", "glusterfs-client"),
     program("glusterfsd", "glusterfs-server"),
     program("sshfs", "sshfs"),
+    program("stress-ng", "stress-ng"),
+    program("stressapptest", "stressapptest"),
+    Tool { name: "numpy", package: "python3-numpy", kind: Kind::Module },
+    library("libjemalloc.so.2", "libjemalloc2"),
+    library("libmimalloc.so.2.0", "libmimalloc2.0"),
     program("rclone", "rclone"),
     from_crates_io("fsx", "fsx@0.3.2"),
     from_crates_io("pjdfstest", "pjdfstest@0.2.2"),
@@ -101,6 +112,10 @@ impl Tool {
                 process::succeeds(Command::new(PYTHON).args(["-c", &statement]))
             }
             Kind::Header => Path::new(HEADERS).join(self.name).is_file(),
+            // The dynamic linker reports a library that it does not find, and starts the program.
+            Kind::Library => {
+                Command::new("true").env("LD_PRELOAD", self.name).output().is_ok_and(|output| output.stderr.is_empty())
+            }
         }
     }
 }
@@ -163,6 +178,7 @@ mod tests {
         assert!(!program("no-such-program-anywhere", "none").is_present());
         assert!(!Tool { name: "no_such_module", package: "none", kind: Kind::Module }.is_present());
         assert!(!header("no/such/header.h", "none").is_present());
+        assert!(!library("libnosuch.so.1", "none").is_present() && library("libc.so.6", "none").is_present());
         assert!(is_installable("nbdinfo"));
         assert!(!is_installable("no-such-program-anywhere"));
     }
