@@ -1,6 +1,8 @@
 //! Linux's memory operations in a program whose memory is far: each case of `far_linux/torture.c` checks each page that it
 //! wrote. Where an operation cannot work, the program receives an error.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 use byway_e2e::far::{Lender, can_page, compiled, far};
@@ -84,6 +86,68 @@ fn signal_handlers_and_their_stacks_are_paged() {
 #[test]
 fn other_processes_read_and_write_what_is_far() {
     case("others");
+}
+
+#[test]
+fn a_tracer_is_refused_what_is_far_and_changes_nothing_there() {
+    case("traced");
+}
+
+/// Of `far_linux/torture.c`.
+const PAGE: u64 = 4096;
+
+/// Where a core file has the memory from an address on: of the segment (ELF64 program header) with that address.
+fn place_in_core(core: &File, address: u64) -> Option<u64> {
+    const PT_LOAD: u32 = 1;
+    let mut header = [0; 64];
+    core.read_exact_at(&mut header, 0).unwrap();
+    let number = |bytes: &[u8], at: usize| u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+    let (offset, count) = (number(&header, 32), u16::from_le_bytes([header[56], header[57]]));
+    (0..u64::from(count)).find_map(|index| {
+        let mut segment = [0; 56];
+        core.read_exact_at(&mut segment, offset + index * 56).unwrap();
+        let kind = u32::from_le_bytes(*segment.first_chunk().unwrap());
+        let [place, start, bytes] = [8, 16, 32].map(|at| number(&segment, at));
+        (kind == PT_LOAD && (start..start + bytes).contains(&address)).then(|| place + (address - start))
+    })
+}
+
+#[test]
+fn a_core_file_has_the_pages_that_are_here_and_zeroes_for_the_others() {
+    if !can_page() {
+        return;
+    }
+    let pattern = std::fs::read_to_string("/proc/sys/kernel/core_pattern").unwrap();
+    if pattern.trim().contains(['|', '/']) {
+        return skip_this(SkipReason::Machine("core files do not go to the program's folder (core_pattern)"));
+    }
+    let (lender, folder) = (Lender::start(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/far_linux/torture.c");
+    let Some(program) = compiled(&source, folder.path()) else { return };
+    let cores = folder.path().join("cores");
+    std::fs::create_dir(&cores).unwrap();
+    let program = [program.to_str().unwrap(), "dumps", cores.to_str().unwrap()];
+    let output = far(&lender.uris()[0], "16M", &["--class", "none"], &program);
+    let [stdout, stderr] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes));
+    assert_eq!(output.status.code(), Some(128 + 6), "{stdout}{stderr}");
+    let (address, pages) = stdout.trim().split_once(' ').expect("an address, and how many pages");
+    let (address, pages) = (u64::from_str_radix(address, 16).unwrap(), pages.parse::<u64>().unwrap());
+    let core = std::fs::read_dir(&cores).unwrap().next().expect("a core file").unwrap().path();
+    let core = File::open(core).unwrap();
+    let (mut here, mut left_out) = (0, 0);
+    for page in 0..pages {
+        let mut bytes = [0; PAGE as usize];
+        let place = place_in_core(&core, address + page * PAGE).expect("the core file has the mapping");
+        core.read_exact_at(&mut bytes, place).unwrap();
+        let value = (1 << 40 | page).wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        if bytes == [0; PAGE as usize] {
+            left_out += 1;
+        } else {
+            assert_eq!(bytes[..8], value.to_le_bytes(), "page {page} has bytes of another one");
+            here += 1;
+        }
+    }
+    assert!(here > 0 && left_out > 0, "{here} pages in the core file, {left_out} left out; {stderr}");
 }
 
 #[test]

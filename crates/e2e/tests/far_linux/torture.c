@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -331,6 +332,46 @@ static void others(void) {
     check(at, 0, PAGES, 2, "written by another process");
 }
 
+/* A tracer gets EIO where a page is far, for reads and writes, and the page is left as it is. */
+static void traced(void) {
+    char *at = filled();
+    pid_t parent = getpid(), child = fork();
+    if (!child) {
+        unsigned read = 0, refused = 0;
+        int status;
+        CHECK(ptrace(PTRACE_SEIZE, parent, 0, 0) == 0 && ptrace(PTRACE_INTERRUPT, parent, 0, 0) == 0, "attach");
+        CHECK(waitpid(parent, &status, __WALL) == parent && WIFSTOPPED(status), "stop");
+        for (uint64_t page = 0; page < PAGES; page++) {
+            errno = 0;
+            uint64_t got = (uint64_t)ptrace(PTRACE_PEEKDATA, parent, at + page * PAGE, 0);
+            if (errno) {
+                CHECK(errno == EIO, "PTRACE_PEEKDATA");
+                CHECK(ptrace(PTRACE_POKEDATA, parent, at + page * PAGE, 7) == -1 && errno == EIO, "PTRACE_POKEDATA");
+                refused++;
+            } else {
+                CHECK(got == value(page, 1), "page %lu: %lx for the tracer", page, got);
+                read++;
+            }
+        }
+        CHECK(ptrace(PTRACE_DETACH, parent, 0, 0) == 0, "detach");
+        CHECK(read > 0 && refused > 0, "%u pages read, %u refused", read, refused);
+        _exit(0);
+    }
+    join(child, "tracer");
+    check(at, 0, PAGES, 1, "traced");
+}
+
+/* Ends with a core file; says where its pages are. */
+static void dumps(const char *folder) {
+    char *at = filled();
+    struct rlimit all = {RLIM_INFINITY, RLIM_INFINITY};
+    CHECK(setrlimit(RLIMIT_CORE, &all) == 0, "RLIMIT_CORE");
+    CHECK(chdir(folder) == 0, "%s", folder);
+    printf("%lx %lu\n", (unsigned long)at, PAGES);
+    fflush(stdout);
+    abort();
+}
+
 static void directs(const char *folder) {
     char path[4096], *at = filled();
     snprintf(path, sizeof path, "%s/direct", folder);
@@ -528,6 +569,7 @@ int main(int count, char **arguments) {
         {"advises", advises, NULL, NULL}, {"frees", frees, NULL, NULL}, {"protects", protects, NULL, NULL}, {"locks", locks, NULL, NULL}, {"handles", handles, NULL, NULL},
         {"others", others, NULL, NULL}, {"directs", NULL, directs, folder}, {"rings", NULL, rings, folder}, {"rewrites", NULL, rewrites, folder}, {"threads", threads, NULL, NULL},
         {"descriptors", NULL, descriptors, folder}, {"tebibyte", tebibyte, NULL, NULL}, {"waits", waits, NULL, NULL},
+        {"traced", traced, NULL, NULL}, {"dumps", NULL, dumps, folder},
     };
     for (unsigned index = 0; index < sizeof cases / sizeof *cases; index++)
         if (!strcmp(name, cases[index].name)) {
