@@ -189,8 +189,9 @@ Examples:
 
 byway far pages private anonymous memory: heaps and mappings of the program and of every program that it executes. Thread stacks,
 mapped files, shared memory and executable memory stay local. A forked child shares its parent's pages; pages that it touches stay
-local until it executes a program. New memory may exceed the limit for about a millisecond after it is mapped. Refused are statically
-linked programs, and those that get another user, group or capabilities by their file's mode or attributes.
+local until it executes a program. New mappings are found within about a millisecond; a program that fills them faster than lenders take
+pages exceeds the limit meanwhile. Refused are statically linked programs, and those that get another user, group or capabilities by
+their file's mode or attributes.
 
 Exit status:
   The program's status, or 128 plus the signal that killed it. 126 if the program cannot be paged, 1 if it was not started.";

@@ -1,10 +1,11 @@
 //! `byway far`: programs whose memory lies at a lender have the same results as without it.
 
 use std::fmt::Write;
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use byway_e2e::Server;
-use byway_e2e::far::{Lender, PagedProgram, can_page, command, far, far_well, python};
+use byway_e2e::far::{Lender, PagedProgram, can_page, command, compiled, far, far_well, python};
 
 /// Makes blocks of which each can be made again, changes them in two rounds, checks each against what it was, and prints their digest.
 /// Then it waits until less memory is here than it was told, in KiB, and prints how much that is (`VmRSS`).
@@ -56,6 +57,25 @@ fn a_python_program_has_its_results_at_half_and_at_a_quarter_of_its_memory() {
             assert_eq!(output.stdout, plain.stdout, "{uri} at {limit_mib}M: {said}");
             assert!(resident_kib(&output.stderr) < bound_kib);
         }
+    }
+}
+
+/// The rest of the 64 MiB comes faster than lenders take pages: the program is to wait for room.
+#[test]
+fn the_kernel_never_counts_more_than_the_limit_where_memory_is_watched() {
+    if !can_page() {
+        return;
+    }
+    let (lender, folder) = (Lender::start(), tempfile::tempdir_in("/var/tmp").unwrap());
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/far_programs/peak.c");
+    let Some(program) = compiled(&source, folder.path()) else { return };
+    let program = [program.to_str().unwrap(), "12", "64"];
+    for uri in lender.uris() {
+        let (said, fetched) = far_well(&uri, "16M", &program);
+        let peak_kib: u64 = String::from_utf8_lossy(&said).trim().parse().expect("a number of KiB");
+        // It has 12 MiB before it fills the rest.
+        assert!((12 << 10..=16 << 10).contains(&peak_kib), "{uri}: {peak_kib} KiB");
+        assert!(fetched > 0, "nothing was far");
     }
 }
 
