@@ -371,8 +371,11 @@ fn print_lending(out: &mut impl Write, lending: &LendingSnapshot) -> std::io::Re
          {taken_back_bytes} bytes taken back, {expired_bytes} bytes not renewed"
     )?;
     largest.iter().try_for_each(|borrower| {
-        let BorrowerSnapshot { name, lent_bytes, taken_back_bytes } = borrower;
-        writeln!(out, "memory: borrower {name}: {lent_bytes} bytes lent, {taken_back_bytes} bytes taken back")
+        let BorrowerSnapshot { name, lent_bytes, filled_bytes, taken_back_bytes } = borrower;
+        writeln!(
+            out,
+            "memory: borrower {name}: {lent_bytes} bytes lent, {filled_bytes} bytes filled, {taken_back_bytes} bytes taken back"
+        )
     })
 }
 

@@ -228,6 +228,7 @@ fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
     let share = |borrower: BorrowerStatus| BorrowerSnapshot {
         name: borrower.name,
         lent_bytes: borrower.lent_bytes,
+        filled_bytes: borrower.filled_bytes,
         taken_back_bytes: borrower.taken_back_bytes,
     };
     LendingSnapshot {

@@ -7,7 +7,9 @@ use std::time::Duration;
 use byway_fabric::Stall;
 use byway_fabric::feedback::{Delays, Histogram};
 
-use super::snapshot::{FrontendSnapshot, LendingSnapshot, PeerSnapshot, ShareSnapshot, Snapshot, VolumeSnapshot};
+use super::snapshot::{
+    BorrowerSnapshot, FrontendSnapshot, LendingSnapshot, PeerSnapshot, ShareSnapshot, Snapshot, VolumeSnapshot,
+};
 
 /// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
 pub fn render(snapshot: &Snapshot) -> String {
@@ -211,14 +213,30 @@ fn lent(page: &mut Page, lending: &LendingSnapshot) {
         page.head(name, kind, help);
         page.line(name, &[], value);
     }
-    let name = "byway_borrower_lent_bytes";
-    page.head(name, "gauge", "Memory leased to each of the borrowers with the most; sessions of one name together.");
-    let mut borrowers: BTreeMap<&str, u64> = BTreeMap::new();
-    for borrower in &lending.largest {
-        *borrowers.entry(&borrower.name).or_default() += borrower.lent_bytes;
+    of_borrowers(page, &lending.largest);
+}
+
+fn of_borrowers(page: &mut Page, largest: &[BorrowerSnapshot]) {
+    let mut borrowers: BTreeMap<&str, [u64; 3]> = BTreeMap::new();
+    for BorrowerSnapshot { name, lent_bytes, filled_bytes, taken_back_bytes } in largest {
+        let sums = borrowers.entry(name).or_default();
+        for (sum, bytes) in sums.iter_mut().zip([lent_bytes, filled_bytes, taken_back_bytes]) {
+            *sum += bytes;
+        }
     }
-    for (borrower, bytes) in borrowers {
-        page.line(name, &[("borrower", borrower)], bytes);
+    let names = [
+        (
+            "byway_borrower_lent_bytes",
+            "Memory leased to each of the borrowers with the most; sessions of one name together.",
+        ),
+        ("byway_borrower_filled_bytes", "Of that memory, what the borrower has filled."),
+        ("byway_borrower_taken_back_bytes", "Memory taken back from the borrower's sessions."),
+    ];
+    for (index, (name, help)) in names.into_iter().enumerate() {
+        page.head(name, "gauge", help);
+        for (borrower, sums) in &borrowers {
+            page.line(name, &[("borrower", borrower)], sums[index]);
+        }
     }
 }
 

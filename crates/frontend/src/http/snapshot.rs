@@ -112,6 +112,9 @@ pub struct BorrowerSnapshot {
     pub name: String,
     /// Bytes that are leased to it.
     pub lent_bytes: u64,
+    /// Of these, bytes that it has written to.
+    #[serde(default)]
+    pub filled_bytes: u64,
     /// Bytes that were taken back from it.
     pub taken_back_bytes: u64,
 }

@@ -44,8 +44,8 @@ struct Table {
     guard: Option<Guard>,
     /// When the guard looks next; `None`: it has not looked.
     looks: Option<Instant>,
-    /// Bytes of the leased slabs that borrowers have written to, of each loop.
-    filled: HashMap<u32, u64>,
+    /// Bytes of the leased slabs that each borrower has written to, as its loop has counted them last.
+    filled: HashMap<BorrowerId, u64>,
 }
 
 /// What a node lends, counted now.
@@ -76,6 +76,8 @@ pub struct BorrowerStatus {
     pub name: String,
     /// Bytes that are leased to it.
     pub lent_bytes: u64,
+    /// Of these, bytes that take memory.
+    pub filled_bytes: u64,
     /// Bytes that were taken back from it.
     pub taken_back_bytes: u64,
 }
@@ -118,6 +120,7 @@ impl Lending {
         let share = |share: Share<BorrowerId>| BorrowerStatus {
             name: table.names.get(&share.id).cloned().unwrap_or_default(),
             lent_bytes: bytes(share.slabs),
+            filled_bytes: table.filled.get(&share.id).copied().unwrap_or(0),
             taken_back_bytes: bytes(share.taken_back),
         };
         let mut largest: Vec<_> = table.leases.shares().map(share).collect();
@@ -231,8 +234,11 @@ impl Lender {
 
     /// Tells the other loops what was counted.
     fn note_filled(&self) {
-        let filled = self.leased.values().flatten().map(|leased| leased.filled).sum();
-        self.shared.table().filled.insert(self.number, filled);
+        let of = |slabs: &Vec<Leased>| slabs.iter().map(|leased| leased.filled).sum();
+        let filled = self.leased.iter().map(|(session, slabs)| ((self.number, *session), of(slabs)));
+        let mut table = self.shared.table();
+        table.filled.retain(|(number, _), _| *number != self.number);
+        table.filled.extend(filled);
     }
 
     /// Closes the windows of a slab whose lease has ended, and drops it.
@@ -370,7 +376,7 @@ mod tests {
         let mut table = lending.table();
         assert_eq!((table.lease(LOOP, now), table.lease(LOOP, now)), (Ok(1), Ok(2)));
         assert_eq!(table.lease(LOOP, now), Err(LendError::Guarded), "two are to be filled yet");
-        table.filled.insert(0, slab);
+        table.filled.insert(LOOP, slab);
         assert_eq!(table.lease(LOOP, now), Ok(3), "the memory of one is not among what is available any more");
     }
 }
