@@ -1,4 +1,4 @@
-/* Far memory: ./far tcp://LENDER:4711. Of 64 MiB, 8 MiB are on this machine; byway serve --lend 1G lends the rest. */
+/* Far memory: ./far tcp://LENDER:4711. Of 64 MiB, 8 MiB are on this machine; byway serve --lend 1G lends the rest, and sees ciphertext. */
 
 #include <byway.h>
 #include <stdint.h>
@@ -21,7 +21,7 @@ int main(int count, char **arguments) {
     }
     const char *lenders[] = {arguments[1]};
     struct byway_far *far;
-    check(byway_far_open(lenders, 1, BYTES, RESIDENT, BYWAY_FAR_NONE, NULL, &far), "open");
+    check(byway_far_open(lenders, 1, BYTES, RESIDENT, BYWAY_FAR_NONE | BYWAY_FAR_ENCRYPT, NULL, &far), "open");
     uint64_t *words = (uint64_t *)byway_far_bytes(far);
     size_t all = byway_far_len(far) / sizeof *words;
     for (size_t at = 0; at < all; at++)

@@ -73,6 +73,9 @@
 // Each page that is far lies at one of five lenders, and any four of them can compute it.
 #define BYWAY_FAR_PARITY 3
 
+// With one of the others: pages are sealed (AES-256-GCM) before they leave the process, with a key that stays in it.
+#define BYWAY_FAR_ENCRYPT 256
+
 // The peer may write.
 #define BYWAY_PUT 1
 
@@ -445,8 +448,8 @@ const char *byway_error_text(int code);
 
 // Maps `bytes` (rounded up to pages), zeroes at first, into `*far`, of which at most `resident_bytes` (1 MiB or more, and 2 MiB of buffers
 // beside) are on this machine at a time. The rest lies at `count` lenders (`byway serve --lend`), at addresses as for `byway_connect`.
-// `class` is one of `BYWAY_FAR_*`; `folder` is where the file of `BYWAY_FAR_DISK` is made, else it may be null. Reports on standard error
-// why it failed. Free it with `byway_far_close`. A forked child does not have the range.
+// `class` is one of `BYWAY_FAR_*`, perhaps with `BYWAY_FAR_ENCRYPT`; `folder` is where the file of `BYWAY_FAR_DISK` is made, else it may
+// be null. Reports on standard error why it failed. Free it with `byway_far_close`. A forked child does not have the range.
 // `madvise(MADV_DONTNEED)` of the range is not supported: pages that are far keep their bytes.
 //
 // # Safety

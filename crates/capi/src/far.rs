@@ -22,6 +22,8 @@ pub const BYWAY_FAR_DISK: u32 = 1;
 pub const BYWAY_FAR_MIRROR: u32 = 2;
 /// Each page that is far lies at one of five lenders, and any four of them can compute it.
 pub const BYWAY_FAR_PARITY: u32 = 3;
+/// With one of the others: pages are sealed (AES-256-GCM) before they leave the process, with a key that stays in it.
+pub const BYWAY_FAR_ENCRYPT: u32 = 256;
 
 /// What the pager of a range has done.
 #[repr(C)]
@@ -49,8 +51,8 @@ impl From<FarMemoryError> for Code {
 
 /// Maps `bytes` (rounded up to pages), zeroes at first, into `*far`, of which at most `resident_bytes` (1 MiB or more, and 2 MiB of buffers
 /// beside) are on this machine at a time. The rest lies at `count` lenders (`byway serve --lend`), at addresses as for `byway_connect`.
-/// `class` is one of `BYWAY_FAR_*`; `folder` is where the file of `BYWAY_FAR_DISK` is made, else it may be null. Reports on standard error
-/// why it failed. Free it with `byway_far_close`. A forked child does not have the range.
+/// `class` is one of `BYWAY_FAR_*`, perhaps with `BYWAY_FAR_ENCRYPT`; `folder` is where the file of `BYWAY_FAR_DISK` is made, else it may
+/// be null. Reports on standard error why it failed. Free it with `byway_far_close`. A forked child does not have the range.
 /// `madvise(MADV_DONTNEED)` of the range is not supported: pages that are far keep their bytes.
 ///
 /// # Safety
@@ -75,7 +77,8 @@ pub unsafe extern "C" fn byway_far_open(
         let lenders = unsafe { std::slice::from_raw_parts(lenders, count) };
         // SAFETY: each ends with a zero byte, by the caller's word.
         let lenders = lenders.iter().map(|at| unsafe { address(*at) }).collect::<Result<_, _>>()?;
-        let class = match class {
+        let encrypt = class & BYWAY_FAR_ENCRYPT != 0;
+        let class = match class & !BYWAY_FAR_ENCRYPT {
             BYWAY_FAR_NONE => Class::None,
             BYWAY_FAR_DISK => Class::Disk,
             BYWAY_FAR_MIRROR => Class::Mirror,
@@ -92,7 +95,7 @@ pub unsafe extern "C" fn byway_far_open(
             let file = spill_file(folder).inspect_err(|error| eprintln!("byway: {}: {error}", folder.display()));
             spill = Some(file.map_err(|_| Code(BYWAY_E_SYSTEM))?);
         }
-        let options = FarMemoryOptions { bytes, resident_bytes, lenders, class, spill, encrypt: false };
+        let options = FarMemoryOptions { bytes, resident_bytes, lenders, class, spill, encrypt };
         let far = FarMemory::open(options).inspect_err(|error| eprintln!("byway: {error}"))?;
         place.give(Box::into_raw(Box::new(byway_far(far))));
         Ok(0)

@@ -178,6 +178,27 @@ pub fn compiled(source: &Path, folder: &Path) -> Option<PathBuf> {
     Some(program)
 }
 
+/// Compiles a C program with `libbyway.a`, which was built with the test; says so if there is no compiler.
+///
+/// # Panics
+/// If it cannot be compiled.
+pub fn compiled_with_byway(source: &Path, folder: &Path) -> Option<PathBuf> {
+    if Command::new("cc").arg("--version").output().is_err() {
+        skip_this(SkipReason::MissingTool("cc"));
+        return None;
+    }
+    let test = std::env::current_exe().expect("a test is a file");
+    let library = test.ancestors().map(|folder| folder.join("libbyway.a")).find(|path| path.exists());
+    let program = folder.join(source.file_stem()?);
+    let mut compile = Command::new("cc");
+    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror", "-I"]);
+    compile.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/include"));
+    compile.arg(source).arg(library.expect("libbyway.a was built with this test"));
+    let output = compile.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Some(program)
+}
+
 /// Runs a program to its end.
 pub fn far(uri: &str, limit: &str, flags: &[&str], program: &[&str]) -> Output {
     PagedProgram::start(&mut command(uri, limit, flags, program)).finish()

@@ -1,12 +1,13 @@
 //! Allocators and kinds of programs: each prints the same with half of its memory as without a limit; with `BYWAY_LONG=1` also with a
 //! quarter and with three quarters.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use byway_e2e::far::comparison::compare;
 use byway_e2e::far::{Lender, can_page, compiled, far, python};
-use byway_e2e::find_tool;
+use byway_e2e::{find_tool, noise};
 use byway_skip::{SkipReason, skip_this};
 
 /// Of the C library and the program.
@@ -95,6 +96,41 @@ fn numpy_has_the_same_numbers() {
         return;
     }
     compare(&[("OPENBLAS_NUM_THREADS", "1")], &[python, "-c", ARRAYS], 24 << 20);
+}
+
+/// The MD5 of each file, as rclone computes it of what it keeps in memory. It compares that with the file's.
+fn verified(log: &[u8]) -> BTreeSet<String> {
+    let log = String::from_utf8_lossy(log);
+    let sums = log.lines().filter_map(|line| line.split("md5 = ").nth(1)?.strip_suffix(" OK").map(str::to_owned));
+    sums.collect()
+}
+
+/// rclone, as Debian has it, is linked dynamically.
+#[test]
+fn a_go_program_keeps_files_in_far_memory() {
+    if find_tool("rclone").is_none() {
+        return skip_this(SkipReason::MissingTool("rclone"));
+    }
+    if !can_page() {
+        return;
+    }
+    let (lender, folder) = (Lender::start(), tempfile::tempdir_in("/var/tmp").unwrap());
+    for number in 0..16 {
+        std::fs::write(folder.path().join(number.to_string()), noise(3 << 20, 2 * number + 1)).unwrap();
+    }
+    let files = folder.path().display().to_string();
+    let program = ["rclone", "--config", "/dev/null", "-vv", "copy", &files, ":memory:bucket"];
+    let plain = Command::new(program[0]).args(&program[1..]).output().unwrap();
+    let expected = verified(&plain.stderr);
+    assert!(plain.status.success() && expected.len() == 16, "{}", String::from_utf8_lossy(&plain.stderr));
+    // It has more than 150 MiB, of which 20 are of its file.
+    let output = far(&lender.uris()[0], "85M", &["--class", "none"], &program);
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("a static program loads no libraries") {
+        return skip_this(SkipReason::Machine("this rclone is linked statically"));
+    }
+    assert!(output.status.success() && verified(&output.stderr) == expected, "{} {said}", output.status);
+    assert!(!said.contains(" 0 put,"), "nothing was far: {said}");
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use byway_e2e::far::Lender;
+use byway_e2e::far::{Lender, compiled_with_byway};
 use byway_e2e::{LIMIT, SkipReason, skip, until};
 use byway_fabric::node::{Deadline, Node, NodeOptions, Rights, parse_address};
 use byway_frontend::far_memory::{FarMemory, FarMemoryError, FarMemoryOptions, RESIDENT_BYTES_MIN, spill_file};
@@ -209,19 +209,9 @@ fn what_cannot_be_is_refused_by_name() {
 
 #[test]
 fn a_c_program_has_far_memory() {
-    if Command::new("cc").arg("--version").output().is_err() {
-        return skip("far_memory", SkipReason::MissingTool("cc"));
-    }
     let lender = Lender::start();
-    let capi = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi");
-    let test = std::env::current_exe().expect("this test is a file");
-    let library = test.ancestors().map(|folder| folder.join("libbyway.a")).find(|path| path.exists());
-    let program = lender.path("far");
-    let mut compile = Command::new("cc");
-    compile.args(["-std=c11", "-Wall", "-Wextra", "-Werror"]).arg("-I").arg(capi.join("include"));
-    compile.arg(capi.join("examples/far.c")).arg(library.expect("libbyway.a was built with this test"));
-    let compiled = compile.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program).output().unwrap();
-    assert!(compiled.status.success(), "{}", String::from_utf8_lossy(&compiled.stderr));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/examples/far.c");
+    let Some(program) = compiled_with_byway(&source, &lender.path(".")) else { return };
     for address in addresses(&lender) {
         let ran = Command::new(&program).arg(&address).output().unwrap();
         let said = String::from_utf8_lossy(&ran.stderr);

@@ -3,13 +3,18 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::far::{Lender, can_page, far, python};
+use byway_e2e::far::{Lender, PagedProgram, can_page, compiled_with_byway, far, python};
 use byway_e2e::{LIMIT, SkipReason, skip, until};
 use byway_fabric::node::parse_address;
 use byway_frontend::far_memory::{FarMemory, FarMemoryError, FarMemoryOptions, spill_file};
 use byway_service::memory::pool::Class;
+
+// Has the library built.
+use byway as _;
 
 const PAGE: usize = 4096;
 const PAGES: usize = 4096;
@@ -92,6 +97,31 @@ fn a_lender_and_the_file_have_no_byte_of_the_program() {
             assert!(found.iter().all(|found| *found >= far_pages), "this is what the secret looks like: {found:?}");
         }
         check(&memory);
+    }
+}
+
+/// `byway_far_open` with `BYWAY_FAR_ENCRYPT`, and without.
+#[test]
+fn a_lender_has_no_byte_of_a_c_program() {
+    let lender = Lender::start();
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/far_programs/sealed.c");
+    let Some(program) = compiled_with_byway(&source, &lender.path(".")) else { return };
+    let address = format!("tcp://127.0.0.1:{}", lender.server.port("byway"));
+    for encrypt in ["0", "1"] {
+        let mut command = Command::new(&program);
+        command.args([&address, encrypt]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let probe = Command::new(&program).args([&address, encrypt]).stdin(Stdio::null()).output().unwrap();
+        let said = String::from_utf8_lossy(&probe.stderr);
+        if said.contains("userfaultfd") {
+            return skip("far_sealed", SkipReason::Machine(said.trim()));
+        }
+        let running = PagedProgram::start_filled(&mut command);
+        let (lent, pages) = slab_pages(&lender);
+        let found = secrets(&lent, &pages);
+        assert!(pages.len() >= PAGES / 2, "{}", pages.len());
+        assert!(if encrypt == "1" { found == 0 } else { found >= PAGES / 2 }, "encrypt {encrypt}: {found} pages");
+        let output = running.finish();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 }
 
