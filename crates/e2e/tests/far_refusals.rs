@@ -3,10 +3,11 @@
 
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
 
-use byway_e2e::far::{Lender, can_page, command, compiled, far};
-use byway_e2e::find_tool;
+use byway_e2e::far::{Heard, Lender, PagedProgram, can_page, command, compiled, far};
+use byway_e2e::{LIMIT, find_tool, until};
 use byway_skip::{SkipReason, skip_part_of_this, skip_this};
 
 const NOBODY: u32 = 65534;
@@ -178,4 +179,25 @@ fn a_static_program_is_refused_by_name() {
         let (why, instead) = ("a static program loads no libraries", "attach a mem: volume as swap");
         assert!(said.contains(&path) && said.contains(why) && said.contains(instead), "{flag}: {said}");
     }
+}
+
+#[test]
+fn what_a_paged_program_executes_and_is_not_paged_is_named() {
+    if !can_page() {
+        return;
+    }
+    let lender = Lender::start();
+    // The shell waits for its end; `env` takes the library away.
+    let script = "env --unset=LD_PRELOAD cat; true";
+    let mut job = command(&lender.uris()[0], "16M", &["--class", "none"], &["sh", "-c", script]);
+    let mut paged = PagedProgram::start(job.stdin(Stdio::piped()));
+    let heard = Heard::of(paged.0.stderr.take().unwrap());
+    until(Instant::now() + LIMIT, "the warning", || {
+        heard.all().contains("started with another LD_PRELOAD than byway's").then_some(())
+    });
+    let said = heard.all();
+    let warned: Vec<&str> = said.lines().filter(|line| line.contains("is not paged")).collect();
+    assert!(warned.len() == 1 && warned[0].contains("/cat"), "{said}");
+    drop(paged.0.stdin.take());
+    assert!(paged.0.wait().unwrap().success(), "{}", heard.all());
 }

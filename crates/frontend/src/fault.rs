@@ -21,6 +21,7 @@ mod programs;
 mod status;
 mod store;
 mod thrashing;
+mod unpaged;
 mod waiting;
 
 use std::fs::File;
@@ -52,6 +53,7 @@ use self::status::Rates;
 pub use self::status::{FarStatus, LenderShare, ask};
 pub(crate) use self::store::Store;
 use self::thrashing::Thrashing;
+use self::unpaged::Unpaged;
 pub(crate) use self::waiting::Spin;
 use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES};
 
@@ -115,6 +117,7 @@ pub struct FarJob {
     waits: Waits,
     rates: Rates,
     thrashing: Thrashing,
+    unpaged: Unpaged,
     /// When it was looked last.
     resident_bytes: usize,
     /// Programs that have connected and said nothing yet, and since when.
@@ -181,6 +184,7 @@ impl FarJob {
             waits: Waits::default(),
             rates: Rates::new(now),
             thrashing: Thrashing::new(now),
+            unpaged: Unpaged::new(now),
             resident_bytes: 0,
             greetings: Vec::new(),
             processes: Vec::new(),
@@ -440,6 +444,9 @@ impl FarJob {
             }
             self.pager.retry_moves();
             self.count_rates(now);
+            let processes = &self.processes;
+            let lives = |process: &&Process| !process.userfault.is_gone();
+            self.unpaged.look(now, || processes.iter().filter(lives).filter_map(Process::number).collect());
         }
         self.find_children(is_slow_look);
         if now.duration_since(self.looked_for_places) >= LENDER_PAUSE {

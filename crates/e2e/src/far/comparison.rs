@@ -50,7 +50,7 @@ pub fn compare(variables: &[(&str, &str)], program: &[&str], code: u64) -> Strin
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{program:?} at {percent} % of {needs}: {} {said}", output.status);
         assert!(output.stdout == plain.stdout, "{program:?} at {percent} % of {needs}: another result; {said}");
-        assert!(!said.contains(" 0 put,"), "nothing was far: {said}");
+        assert!(!said.contains(" 0 put,") && !said.contains("is not paged"), "nothing was far: {said}");
     }
     String::from_utf8_lossy(&plain.stdout).into_owned()
 }

@@ -114,7 +114,7 @@ fn look(userfault: &Userfault, process: u32, page: u64) -> Look {
 }
 
 /// The children of a process, by /proc.
-fn children_of(process: u32) -> Vec<u32> {
+pub(super) fn children_of(process: u32) -> Vec<u32> {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return Vec::new() };
     let lists = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("children")).ok());
     lists
