@@ -184,8 +184,13 @@ impl Server {
             self.locks.leave(key);
             self.listed.remove(&name);
         }
+        // One that came back late in the grace time may have its locks again, and stays.
+        let known: BTreeSet<u64> =
+            self.sessions.values().map(|(name, ..)| *name).chain(self.kept.keys().copied()).collect();
         for (_, name) in self.grace.missing(now) {
-            self.listed.remove(&name);
+            if !known.contains(&name) {
+                self.listed.remove(&name);
+            }
         }
     }
 
