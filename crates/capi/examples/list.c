@@ -55,6 +55,8 @@ int main(void) {
         printf("%llu nodes of %d processes, sum %llu\n", (unsigned long long)count, ranks, (unsigned long long)sum);
         check(byway_dsm_allocate(job, segment, 100, 4096, &memory), "allocate");
         must_be((uintptr_t)memory % 4096 == 0 && memory > segment, "memory is not aligned");
+        check(byway_dsm_allocate(job, segment, 100, 1 << 18, &memory), "allocate");
+        must_be((uintptr_t)memory % (1 << 18) == 0 && memory < segment + SEGMENT, "memory is not aligned beyond a page");
         must_be(byway_dsm_allocate(job, segment, SEGMENT, 1, &memory) == BYWAY_E_RANGE, "more than the segment");
         must_be(byway_dsm_allocate(job, segment, SIZE_MAX, 1, &memory) == BYWAY_E_RANGE, "a size that wraps");
         must_be(byway_dsm_allocate(job, segment, 8, 24, &memory) == BYWAY_E_INVALID, "no power of two");

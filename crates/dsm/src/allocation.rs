@@ -12,8 +12,8 @@ pub(crate) const LOCK_ALLOCATION: u32 = u32::MAX;
 const HEADER_BYTES: usize = 64;
 
 impl Job {
-    /// Allocates bytes in a segment, for all processes: nobody else gets them, and they are never given back. Gives where they lie in the segment. They
-    /// begin at a multiple of `alignment`, a power of two: 4,096 keeps them from pages of other allocations, if their number is a multiple too. They
+    /// Allocates bytes in a segment, for all processes: nobody else gets them, and they are never given back. Gives where they lie in the segment. Their
+    /// address is a multiple of `alignment`, a power of two: 4,096 keeps them from pages of other allocations, if their number is a multiple too. They
     /// hold zeroes, unless the program has stored there.
     ///
     /// The first 64 bytes of the segment say how much is allocated: a program that allocates in a segment stores only to what it got.
@@ -29,7 +29,10 @@ impl Job {
         let _lock = self.lock_of_job(LOCK_ALLOCATION)?;
         let used = &segment.words()[0];
         let begin = (used.load(Ordering::Relaxed) as usize).max(HEADER_BYTES);
-        let place = begin.checked_next_multiple_of(alignment).and_then(|at| Some(at..at.checked_add(bytes)?));
+        // A segment begins at a page, which is no multiple of larger alignments.
+        let first = segment.as_ptr().addr();
+        let aligned = (first + begin).checked_next_multiple_of(alignment).map(|at| at - first);
+        let place = aligned.and_then(|at| Some(at..at.checked_add(bytes)?));
         let Some(place) = place.filter(|place| place.end <= segment.len()) else {
             return Err(CallError::Full { bytes, left: segment.len().saturating_sub(begin) });
         };
