@@ -103,43 +103,35 @@ fn a_process_that_computes_in_c_answers_at_its_safe_points() {
     assert_eq!((end, lines), (JobEnd::Well, vec!["42".to_owned()]));
 }
 
-/// Without locks: each process sees what the other has stored by fences alone, and what it fetches is there.
-#[test]
-fn processes_in_c_fence_and_fetch() {
+/// Runs an example as a job with each consistency; it prints this line.
+fn job_prints(name: &str, ranks: usize, line: &str) {
     use byway_dsm::Consistency;
     use byway_dsm::launch::{JobEnd, Launch};
     if !can_run_jobs() {
         return;
     }
     let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
-    let Some((_folder, program)) = compile(&example("ranges"), &arguments) else { return };
-    let words: u64 = 100 * 512;
+    let Some((_folder, program)) = compile(&example(name), &arguments) else { return };
     for consistency in [Consistency::Sequential, Consistency::Release] {
-        let job = Launch { consistency, ..Launch::new(2, &program) }.start().unwrap();
+        let job = Launch { consistency, ..Launch::new(ranks, &program) }.start().unwrap();
         let mut lines = Vec::new();
         let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
-        assert_eq!((end, lines), (JobEnd::Well, vec![format!("sum {}", words * (words + 1) / 2)]), "{consistency:?}");
+        assert_eq!((end, lines), (JobEnd::Well, vec![line.to_owned()]), "{consistency:?}");
     }
 }
 
-/// Each process finds the nodes of all, by pointers.
+/// Without locks: each process sees what the other has stored by fences alone, and what it fetches is there.
+#[test]
+fn processes_in_c_fence_and_fetch() {
+    let words: u64 = 100 * 512;
+    job_prints("ranges", 2, &format!("sum {}", words * (words + 1) / 2));
+}
+
+/// Process 0 finds the nodes of all, by pointers.
 #[test]
 fn processes_in_c_allocate_in_a_segment() {
-    use byway_dsm::Consistency;
-    use byway_dsm::launch::{JobEnd, Launch};
-    if !can_run_jobs() {
-        return;
-    }
-    let arguments = [format!("-I{}", folder().join("include").display()), library().display().to_string()];
-    let Some((_folder, program)) = compile(&example("list"), &arguments) else { return };
     let nodes: u64 = 3 * 1000;
-    for consistency in [Consistency::Sequential, Consistency::Release] {
-        let job = Launch { consistency, ..Launch::new(3, &program) }.start().unwrap();
-        let mut lines = Vec::new();
-        let end = job.wait(|_, _, line| lines.push(String::from_utf8_lossy(line).into_owned()));
-        let line = format!("{nodes} nodes of 3 processes, sum {}", nodes * (nodes - 1) / 2);
-        assert_eq!((end, lines), (JobEnd::Well, vec![line]), "{consistency:?}");
-    }
+    job_prints("list", 3, &format!("{nodes} nodes of 3 processes, sum {}", nodes * (nodes - 1) / 2));
 }
 
 const EXAMPLES: [(&str, &str); 2] =
