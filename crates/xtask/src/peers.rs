@@ -119,7 +119,7 @@ pub struct FileOptions {
     /// The file systems, in the order in which they take turns.
     #[arg(long, value_delimiter = ',', default_value = "byway,gluster,sshfs,rclone,passthrough,local")]
     systems: Vec<file::FileSystem>,
-    /// Only the groups whose name contains this: read, write, random, small, tar, tree, many, idle, attached.
+    /// Only the groups whose name contains this: read, write, random, small, tar, tree, many, idle, attached, without-mount.
     #[arg(long)]
     only: Option<String>,
     #[command(flatten)]

@@ -46,9 +46,22 @@ pub fn run_local(
     depth: u32,
     seconds: u32,
 ) -> Result<Outcome> {
+    run_with(Command::new("fio").arg("--direct=1"), file, engine, pattern, block_bytes, depth, seconds)
+}
+
+/// The same with a command that starts fio.
+pub fn run_with(
+    command: &mut Command,
+    file: &Path,
+    engine: &str,
+    pattern: &str,
+    block_bytes: u32,
+    depth: u32,
+    seconds: u32,
+) -> Result<Outcome> {
     let text = process::output(
-        Command::new("fio")
-            .args(["--name=local", "--direct=1", "--time_based"])
+        command
+            .args(["--name=local", "--time_based"])
             .args(["--norandommap", "--randrepeat=1", "--output-format=json"])
             .arg(format!("--ioengine={engine}"))
             .arg(format!("--rw={pattern}"))

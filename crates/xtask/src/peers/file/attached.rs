@@ -21,12 +21,12 @@ const CASES: [(&str, &str, u32, u32, Unit); 3] = [
     ("attached, 1 MiB write, depth 8", "write", 1 << 20, 8, Unit::Megabytes),
 ];
 
-/// A block device with its processes. Dropping it detaches it.
-struct Device {
-    path: PathBuf,
-    /// Detaches it.
-    end: Vec<Command>,
-    _processes: Vec<Background>,
+/// A block device, or a mount, with its processes. Dropping it ends it.
+pub struct Device {
+    pub path: PathBuf,
+    /// Detach it.
+    pub end: Vec<Command>,
+    pub processes: Vec<Background>,
 }
 
 impl Drop for Device {
@@ -37,6 +37,7 @@ impl Drop for Device {
                 eprintln!("{error:#}");
             }
         }
+        self.processes.clear();
     }
 }
 
@@ -76,7 +77,7 @@ fn attach(places: &Places, file: &Path) -> Result<Device> {
     let mut detach = Command::new(&places.byway);
     detach.args(["detach", &name]);
     let path = Path::new("/dev/byway").join(&name);
-    let device = Device { path, end: vec![detach], _processes: vec![process, server] };
+    let device = Device { path, end: vec![detach], processes: vec![process, server] };
     process::wait_for("the device", LIMIT, || Ok(device.path.exists().then_some(())))
         .with_context(|| std::fs::read_to_string(&log).unwrap_or_default())?;
     Ok(device)
@@ -108,5 +109,5 @@ fn nbdfuse(places: &Places, file: &Path) -> Result<Option<Device>> {
     let (mut clear, mut unmount) = (Command::new("losetup"), Command::new("umount"));
     clear.args(["--detach", &path]);
     unmount.arg("--lazy").arg(&at);
-    Ok(Some(Device { path: path.into(), end: vec![clear, unmount], _processes: vec![process, server] }))
+    Ok(Some(Device { path: path.into(), end: vec![clear, unmount], processes: vec![process, server] }))
 }

@@ -6,6 +6,7 @@
 mod attached;
 mod report;
 mod systems;
+mod without_mount;
 mod work;
 
 use crate::process;
@@ -51,6 +52,11 @@ const GROUPS: [Group; 8] = [
     ("idle", idle),
 ];
 
+type OwnGroup = (&'static str, fn(&Places, u32) -> Result<Vec<Sample>>);
+
+/// Groups of figures that start servers of their own.
+const OF_BYWAY: [OwnGroup; 2] = [("attached", attached::run), ("without-mount", without_mount::run)];
+
 struct Bench<'a> {
     seconds: u32,
     archive: Option<&'a Path>,
@@ -82,15 +88,15 @@ pub fn run(byway: &Path, folder: &Path, plan: &Plan<'_>) -> Result<Vec<Row>> {
         }
         servers.extend(Server::start(*system, &places)?);
     }
-    println!("SKIP preload: programs do not run on shares without a mount yet");
     let bench = Bench { seconds: plan.seconds, archive };
     let groups = GROUPS.iter().filter(|(name, _)| plan.only.is_none_or(|part| name.contains(part)));
     let groups: Vec<&Group> = groups.collect();
     let mut samples = Vec::new();
-    let attaches = plan.only.is_none_or(|part| "attached".contains(part)) && plan.systems.contains(&System::Byway);
+    let of_byway: Vec<_> =
+        OF_BYWAY.iter().filter(|(name, _)| plan.only.is_none_or(|part| name.contains(part))).collect();
     for round in 1..=plan.rounds {
-        if attaches {
-            let figures = attached::run(&places, plan.seconds).context("attached")?;
+        for (name, group) in of_byway.iter().filter(|_| plan.systems.contains(&System::Byway)) {
+            let figures = group(&places, plan.seconds).context(*name)?;
             samples.extend(figures.into_iter().inspect(|one| eprintln!("round {round}: {one}")));
         }
         for (name, group) in &groups {

@@ -40,6 +40,12 @@ pub enum System {
     /// No file system: nbdfuse on nbdkit, for attached volumes.
     #[value(skip)]
     Nbdfuse,
+    /// No file system: `byway bench volume`, for programs without a mount.
+    #[value(skip)]
+    Volume,
+    /// byway's mount past the page cache, for programs without a mount.
+    #[value(skip)]
+    Direct,
 }
 
 impl fmt::Display for System {
@@ -52,6 +58,8 @@ impl fmt::Display for System {
             Self::Passthrough => "passthrough",
             Self::Local => "local",
             Self::Nbdfuse => "nbdfuse",
+            Self::Volume => "byway bench volume",
+            Self::Direct => "byway mount, O_DIRECT",
         })
     }
 }
@@ -89,7 +97,9 @@ impl<'a> Server<'a> {
             System::Gluster => vec!["glusterfsd", "glusterfs"],
             System::Sshfs => vec!["sshfs", SFTP_SERVER],
             System::Rclone => vec!["rclone"],
-            System::Byway | System::Passthrough | System::Local | System::Nbdfuse => Vec::new(),
+            System::Byway | System::Passthrough | System::Local | System::Nbdfuse | System::Volume | System::Direct => {
+                Vec::new()
+            }
         };
         if let Some(missing) = needed.iter().find(|name| process::find_program(name).is_none()) {
             println!("SKIP {system}: there is no {missing}");
@@ -118,7 +128,9 @@ impl<'a> Server<'a> {
                 command.args(["serve", "webdav", "--addr", &format!("127.0.0.1:{RCLONE_PORT}")]).arg(&folder);
                 Some((command, RCLONE_PORT))
             }
-            System::Sshfs | System::Passthrough | System::Local | System::Nbdfuse => None,
+            System::Sshfs | System::Passthrough | System::Local | System::Nbdfuse | System::Volume | System::Direct => {
+                None
+            }
         };
         let process = process.map(|(mut command, port)| -> Result<Background> {
             let mut started = Background::start(&mut command, &log)?;
@@ -169,7 +181,7 @@ impl<'a> Server<'a> {
         let places = self.places;
         let mut command;
         match self.system {
-            System::Local | System::Nbdfuse => return Ok(None),
+            System::Local | System::Nbdfuse | System::Volume | System::Direct => return Ok(None),
             System::Byway => {
                 command = Command::new(&places.byway);
                 command.args(["mount", &format!("byway://127.0.0.1:{BYWAY_PORT}/data")]).arg(at);
