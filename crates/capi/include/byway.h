@@ -356,6 +356,17 @@ int byway_dsm_allocate(const struct byway_dsm_job *job,
                        uintptr_t alignment,
                        uint8_t **address);
 
+// Names `bytes` of memory at `address`, such as an array, for `byway dsm run --report`: it shows the names of what lies on a page that several
+// processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names. Does nothing in a job without a report.
+// `BYWAY_E_RANGE` if the bytes do not lie in a segment.
+//
+// # Safety
+// `job` is of `byway_dsm_init`; `name` is a string that ends with a zero.
+int byway_dsm_name(const struct byway_dsm_job *job,
+                   const uint8_t *address,
+                   uintptr_t bytes,
+                   const char *name);
+
 // A safe point of a program that computes: with `byway dsm run --pager points`, answers other processes that have asked this one for something.
 // Otherwise it does nothing. It costs some 0.5 us when no process has asked; call it every 10 to 100 us.
 //
@@ -397,8 +408,14 @@ void byway_anl_begin(void);
 // A number for a lock, a flag or a barrier.
 uint32_t byway_anl_number(void);
 
-// Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes.
-void *byway_anl_malloc(uintptr_t bytes);
+// Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes. `file` and `line` of the caller are its
+// name in the report of `byway dsm run --report`.
+//
+// # Safety
+// `file` is null or a string that ends with a zero.
+void *byway_anl_malloc(uintptr_t bytes,
+                       const char *file,
+                       uint32_t line);
 
 // Creates a process that runs `body` (CREATE), if `count` is 0; otherwise `count - 1` processes, and runs `body` in this one too. In a process
 // that is created, this does not return.

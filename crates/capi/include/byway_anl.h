@@ -39,7 +39,7 @@
 /* Memory: zeroes at first; never given back. Programs leave out the semicolon behind it. */
 #define G_MALLOC(...) BYWAY_ANL_MALLOC(__VA_ARGS__, 0)
 #define NU_MALLOC(...) BYWAY_ANL_MALLOC(__VA_ARGS__, 0)
-#define BYWAY_ANL_MALLOC(bytes, ...) byway_anl_malloc(bytes);
+#define BYWAY_ANL_MALLOC(bytes, ...) byway_anl_malloc(bytes, __FILE__, __LINE__);
 #define G_FREE(memory) { (void)(memory); }
 #define NU_FREE(memory) { (void)(memory); }
 

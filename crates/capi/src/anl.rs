@@ -4,14 +4,15 @@
 //! The macros have no results: what fails ends the process with a message on standard error, and with it the job. How CREATE becomes a
 //! job's ranks: docs/decisions/0048.
 
-use std::ffi::c_void;
+use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Display;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::ptr::with_exposed_provenance_mut;
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use byway_dsm::limits::{AREA_ADDRESS, PAGE_BYTES};
+use byway_dsm::limits::{AREA_ADDRESS, NAMES_MAX, PAGE_BYTES};
 use byway_dsm::{CallError, Job, Prepared};
 
 /// A flag that processes wait for (PAUSEDEC). It lies in shared memory.
@@ -58,6 +59,8 @@ struct Program {
     /// Processes that the program has created.
     created: u32,
     next_number: u32,
+    /// What was allocated before this process was created, and where in the program's source.
+    named: Vec<(Range<usize>, String)>,
 }
 
 static PROGRAM: Mutex<Option<Program>> = Mutex::new(None);
@@ -119,7 +122,7 @@ fn begin() -> Program {
     unsafe { allocated().write(ALLOCATED_FIRST) };
     let output = (rank > 0).then(|| silence().unwrap_or_else(|error| die(format_args!("standard output: {error}"))));
     let preparation = Some(Preparation { memory, output });
-    Program { preparation, rank, ranks, bytes, created: 0, next_number: NUMBER_FIRST }
+    Program { preparation, rank, ranks, bytes, created: 0, next_number: NUMBER_FIRST, named: Vec::new() }
 }
 
 /// Has standard output lead nowhere; gives where it led. What the program has printed, and the stream still holds, goes nowhere too: rank 0
@@ -146,9 +149,13 @@ pub extern "C" fn byway_anl_number() -> u32 {
     })
 }
 
-/// Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes.
+/// Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes. `file` and `line` of the caller are its
+/// name in the report of `byway dsm run --report`.
+///
+/// # Safety
+/// `file` is null or a string that ends with a zero.
 #[unsafe(no_mangle)]
-pub extern "C" fn byway_anl_malloc(bytes: usize) -> *mut c_void {
+pub unsafe extern "C" fn byway_anl_malloc(bytes: usize, file: *const c_char, line: u32) -> *mut c_void {
     let area = with_program(|program| program.bytes);
     let alignment = if bytes >= PAGE_BYTES { PAGE_BYTES } else { LINE_BYTES };
     byway_anl_lock(LOCK_MEMORY);
@@ -162,7 +169,27 @@ pub extern "C" fn byway_anl_malloc(bytes: usize) -> *mut c_void {
     // SAFETY: as above.
     unsafe { allocated().write(end) };
     byway_anl_unlock(LOCK_MEMORY);
+    if !file.is_null() {
+        // SAFETY: by the caller's word.
+        let file = unsafe { CStr::from_ptr(file) }.to_string_lossy();
+        name(at..end, format!("{file}:{line}"));
+    }
     with_exposed_provenance_mut(AREA_ADDRESS + at)
+}
+
+/// Names allocated bytes, which are counted from the beginning of the memory, in the job's report.
+fn name(bytes: Range<usize>, name: String) {
+    let is_told = with_job(|job| {
+        let segment = job.segment_of(with_exposed_provenance_mut(AREA_ADDRESS)).ok_or(CallError::Range)?;
+        job.name(segment, bytes.clone(), &name)
+    });
+    if !is_told {
+        with_program(|program| {
+            if program.named.len() < NAMES_MAX {
+                program.named.push((bytes, name));
+            }
+        });
+    }
 }
 
 /// Creates a process that runs `body` (CREATE), if `count` is 0; otherwise `count - 1` processes, and runs `body` in this one too. In a process
@@ -173,7 +200,7 @@ pub extern "C" fn byway_anl_malloc(bytes: usize) -> *mut c_void {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn byway_anl_create(body: Option<unsafe extern "C" fn()>, count: u32) {
     let Some(body) = body else { die("CREATE needs a function") };
-    let is_created = with_program(|program| {
+    let (is_created, named) = with_program(|program| {
         let (rank, ranks) = (u32::from(program.rank), u32::from(program.ranks));
         program.created += count.saturating_sub(1).max(u32::from(count == 0));
         if program.created >= ranks || count > 0 && count != ranks {
@@ -194,8 +221,12 @@ pub unsafe extern "C" fn byway_anl_create(body: Option<unsafe extern "C" fn()>, 
                 rustix::stdio::dup2_stdout(output).unwrap_or_else(|error| die(error));
             }
         }
-        rank > 0 && is_next
+        let named = if is_next { std::mem::take(&mut program.named) } else { Vec::new() };
+        (rank > 0 && is_next, named)
     });
+    for (bytes, text) in named {
+        name(bytes, text);
+    }
     if is_created || count > 0 {
         // SAFETY: by the caller's word.
         unsafe { body() };

@@ -216,6 +216,29 @@ pub unsafe extern "C" fn byway_dsm_allocate(
     })
 }
 
+/// Names `bytes` of memory at `address`, such as an array, for `byway dsm run --report`: it shows the names of what lies on a page that several
+/// processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names. Does nothing in a job without a report.
+/// `BYWAY_E_RANGE` if the bytes do not lie in a segment.
+///
+/// # Safety
+/// `job` is of `byway_dsm_init`; `name` is a string that ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn byway_dsm_name(
+    job: *const byway_dsm_job,
+    address: *const u8,
+    bytes: usize,
+    name: *const c_char,
+) -> c_int {
+    guard(|| {
+        // SAFETY: by the caller's word.
+        let (job, name) = unsafe { (&borrow(job)?.0, text(name)?) };
+        let segment = job.segment_of(address).ok_or(CallError::Range)?;
+        let first = address.addr() - segment.as_ptr().addr();
+        job.name(segment, first..first.checked_add(bytes).ok_or(CallError::Range)?, name)?;
+        Ok(0)
+    })
+}
+
 /// A safe point of a program that computes: with `byway dsm run --pager points`, answers other processes that have asked this one for something.
 /// Otherwise it does nothing. It costs some 0.5 us when no process has asked; call it every 10 to 100 us.
 ///

@@ -28,8 +28,8 @@ pub use call::{
 };
 pub use dsm::{
     byway_dsm_allocate, byway_dsm_barrier, byway_dsm_checkpoint, byway_dsm_counters, byway_dsm_fence, byway_dsm_fetch,
-    byway_dsm_finish, byway_dsm_init, byway_dsm_is_resumed, byway_dsm_job, byway_dsm_lock, byway_dsm_poll,
-    byway_dsm_rank, byway_dsm_ranks, byway_dsm_segment, byway_dsm_statistics, byway_dsm_unlock,
+    byway_dsm_finish, byway_dsm_init, byway_dsm_is_resumed, byway_dsm_job, byway_dsm_lock, byway_dsm_name,
+    byway_dsm_poll, byway_dsm_rank, byway_dsm_ranks, byway_dsm_segment, byway_dsm_statistics, byway_dsm_unlock,
 };
 pub use error::byway_error_text;
 pub use far::{

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use byway_dsm::Consistency;
-use byway_dsm::launch::{JobEnd, Launch, Stream};
+use byway_dsm::launch::{JobEnd, JobReport, Launch, Stream};
 
 use c_programs::{can_run_jobs, compile, folder, library};
 
@@ -52,6 +52,28 @@ fn run(
         if stream == Stream::Output { output.push(line) } else { errors.push(line) }
     });
     (end, output, errors)
+}
+
+#[test]
+fn a_report_names_the_lines_at_which_memory_was_allocated() {
+    if !can_run_jobs() {
+        return;
+    }
+    let Some((_folder, program)) = compile(&source("sor"), &over_byway()) else { return };
+    let arguments = ["2", "100", "4"].iter().map(Into::into).collect();
+    let job = Launch { arguments, reports: true, ..Launch::new(2, &program) };
+    let mut report = JobReport::new(2);
+    let end = job.start().unwrap().wait(|rank, stream, line| {
+        if stream == Stream::Error {
+            report.take(rank, line);
+        }
+    });
+    assert_eq!(end, JobEnd::Well);
+    // Both processes add to a counter there.
+    let text = std::fs::read_to_string(source("sor")).unwrap();
+    let line = 1 + text.lines().position(|line| line.contains("global = (struct global *)G_MALLOC")).unwrap();
+    let (report, place) = (report.to_string(), format!("sor.c:{line}\n"));
+    assert!(report.contains(&place), "{place}: {report}");
 }
 
 #[test]

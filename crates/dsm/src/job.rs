@@ -272,6 +272,20 @@ impl Job {
         Ok(())
     }
 
+    /// Names bytes of a segment, such as an array, for `byway dsm run --report`: it shows the names of what lies on a page that several processes
+    /// store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names. Does nothing in a job without a report.
+    ///
+    /// # Errors
+    /// `Range`: the bytes do not lie in the segment.
+    pub fn name(&self, segment: Segment<'_>, bytes: Range<usize>, name: &str) -> Result<(), CallError> {
+        if bytes.start > bytes.end || bytes.end > segment.len() {
+            return Err(CallError::Range);
+        }
+        let first = segment.as_ptr().addr();
+        self.drive.tell(|pager| pager.name(first + bytes.start..first + bytes.end, name));
+        Ok(())
+    }
+
     /// A safe point of a program that computes: with [`Waits::Points`](crate::Waits::Points), answers other processes that have asked this one for
     /// something (a look of 0.5 us if none has). Otherwise it does nothing.
     pub fn poll(&self) {

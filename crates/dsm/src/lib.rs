@@ -43,6 +43,7 @@ mod job;
 mod join;
 pub mod launch;
 pub mod limits;
+mod names;
 mod pager;
 mod prepared;
 mod report;

@@ -73,6 +73,15 @@ pub const REPORT_PAGES_TOLD_MAX: usize = 1 << 14;
 /// Pages that a report shows.
 pub const REPORT_PAGES_SHOWN: usize = 20;
 
+/// Parts of shared memory that can have names in a report; further ones have none.
+pub const NAMES_MAX: usize = 1024;
+
+/// Bytes of such a name; of a longer one the end is kept.
+pub const NAME_BYTES_MAX: usize = 48;
+
+/// Names that a report shows for a page.
+pub const REPORT_NAMES_SHOWN: usize = 3;
+
 /// Bytes of a report that are written at a time: a pipe takes as many whole.
 pub const REPORT_CHUNK_BYTES: usize = 4096;
 

@@ -4,6 +4,7 @@
 //! program's view of the memory: it would wait for itself.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -133,6 +134,13 @@ impl Pager {
 
     pub(crate) fn counters(&self) -> Counters {
         Counters { pin_waits: self.pinned.waits(), ..self.machine.counters() }
+    }
+
+    /// Names the bytes at these addresses in the report, if the job makes one.
+    pub(crate) fn name(&mut self, bytes: Range<usize>, name: &str) {
+        if let Some(tally) = &mut self.tally {
+            tally.name(bytes, name);
+        }
     }
 
     /// The lines of this process's report, if the job makes one.

@@ -5,14 +5,17 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Display, Formatter};
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use byway_service::coherence::Mode;
 use byway_service::dsm::{Counters, Page, PlacedSegment, Rank};
 
 use crate::limits::{
-    AREA_ADDRESS, PAGE_BYTES, REPORT_CHUNK_BYTES, REPORT_PAGES_COUNTED_MAX, REPORT_PAGES_SHOWN, REPORT_PAGES_TOLD_MAX,
+    AREA_ADDRESS, PAGE_BYTES, REPORT_CHUNK_BYTES, REPORT_NAMES_SHOWN, REPORT_PAGES_COUNTED_MAX, REPORT_PAGES_SHOWN,
+    REPORT_PAGES_TOLD_MAX,
 };
+use crate::names::Names;
 
 /// What a line of a report begins with. A program's own line has no such character.
 const MARK: &str = "\u{1e}byway-dsm-report ";
@@ -54,12 +57,18 @@ pub(crate) struct Tally {
     /// Pages that the program waits for, and since when.
     waits: HashMap<Page, Instant>,
     sent: Vec<Sent>,
+    names: Names,
 }
 
 impl Tally {
     pub(crate) fn new(ranks: u8) -> Self {
         let sent = vec![Sent::default(); usize::from(ranks)];
-        Self { pages: HashMap::new(), others: Faults::default(), waits: HashMap::new(), sent }
+        Self { pages: HashMap::new(), others: Faults::default(), waits: HashMap::new(), sent, names: Names::default() }
+    }
+
+    /// The program has named the bytes at these addresses.
+    pub(crate) fn name(&mut self, bytes: Range<usize>, name: &str) {
+        self.names.add(bytes, name);
     }
 
     fn of_page(&mut self, page: Page) -> &mut Faults {
@@ -114,6 +123,7 @@ impl Tally {
             let name: Vec<u64> = name.iter().map(|byte| u64::from(*byte)).collect();
             lines.push(line("segment", &[&[u64::from(*first), *pages][..], &name].concat()));
         }
+        lines.extend(self.names.numbers().map(|numbers| line("name", &numbers)));
         let mut pages: Vec<_> = self.pages.iter().collect();
         pages.sort_unstable_by_key(|(page, faults)| (std::cmp::Reverse(faults.count()), **page));
         let told = pages.iter().take(REPORT_PAGES_TOLD_MAX);
@@ -159,12 +169,14 @@ pub struct JobReport {
     count: usize,
     pages: BTreeMap<Page, BTreeMap<usize, Faults>>,
     segments: Vec<PlacedSegment>,
+    names: Names,
 }
 
 impl JobReport {
     /// Of a job with so many processes, which has told nothing yet.
     pub fn new(ranks: usize) -> Self {
-        Self { ranks: BTreeMap::new(), count: ranks, pages: BTreeMap::new(), segments: Vec::new() }
+        let (segments, names) = (Vec::new(), Names::default());
+        Self { ranks: BTreeMap::new(), count: ranks, pages: BTreeMap::new(), segments, names }
     }
 
     /// Takes a line that a process has printed to standard error, and gives what is left of it to show; none if it was of the report alone.
@@ -197,6 +209,7 @@ impl JobReport {
                 let name = name.iter().map(|byte| *byte as u8).collect();
                 self.segments.push(PlacedSegment { name, first: Page::try_from(*first).ok()?, pages: *pages });
             }
+            ("name", numbers) => self.names.add_numbers(numbers)?,
             _ => return None,
         }
         Some(())
@@ -218,17 +231,26 @@ impl JobReport {
         shared
     }
 
-    /// The segment of a page, and where in it.
+    /// The segment of a page, where in it, and what the program has named there.
     fn place(&self, page: Page) -> String {
         let has =
             |segment: &&PlacedSegment| page.checked_sub(segment.first).is_some_and(|at| u64::from(at) < segment.pages);
-        match self.segments.iter().find(has) {
+        let mut place = match self.segments.iter().find(has) {
             Some(PlacedSegment { name, first, .. }) => {
                 let offset = (page - first) as usize * PAGE_BYTES;
                 format!("{}+{offset:#x}", String::from_utf8_lossy(name).escape_debug())
             }
             None => "unknown".to_owned(),
+        };
+        let first = AREA_ADDRESS + page as usize * PAGE_BYTES;
+        let names = self.names.of(&(first..first + PAGE_BYTES));
+        for name in names.iter().take(REPORT_NAMES_SHOWN) {
+            place.extend(["  ", &name.escape_debug().to_string()]);
         }
+        if names.len() > REPORT_NAMES_SHOWN {
+            place.extend([format!("  and {} more", names.len() - REPORT_NAMES_SHOWN)]);
+        }
+        place
     }
 }
 
@@ -261,7 +283,7 @@ impl Display for JobReport {
             return writeln!(out, "no page had stores of several processes that waited");
         }
         writeln!(out, "pages to which several processes stored: {}", shared.len())?;
-        writeln!(out, "address         loads  stores   waited  processes  segment and offset")?;
+        writeln!(out, "address         loads  stores   waited  processes  segment and offset  names")?;
         for (page, all, writers) in shared.iter().take(REPORT_PAGES_SHOWN) {
             let (at, waited) = (AREA_ADDRESS + *page as usize * PAGE_BYTES, all.time.as_secs_f64());
             let writers: Vec<String> = writers.iter().map(usize::to_string).collect();
@@ -297,13 +319,18 @@ mod tests {
             tally.served(11, now);
             tally.served(99, now);
             tally.sent(1 - rank, 4096);
+            let page = AREA_ADDRESS + 12 * PAGE_BYTES;
+            tally.name(page - 8..page + 8, "edge");
+            for (at, name) in ["row", "column", "corner"].iter().enumerate() {
+                tally.name(page + 64 * at..page + 64 * (at + 1), name);
+            }
             told(&mut report, usize::from(rank), &tally, if rank == 0 { &segments } else { &[] });
         }
         let both = Faults { reads: 2, writes: 2, time: Duration::from_secs(4) };
         assert_eq!(report.shared_pages(), [(12, both, vec![0, 1])]);
         let text = report.to_string();
         let address = format!("{:#x}", AREA_ADDRESS + 12 * PAGE_BYTES);
-        assert!(text.contains("grid+0x2000") && text.contains(&address), "{text}");
+        assert!(text.contains("grid+0x2000  edge  row  column  and 1 more\n") && text.contains(&address), "{text}");
         assert!(text.contains("   0 -> 1             1          4096"), "{text}");
         assert!(text.contains("   2  has told nothing"), "{text}");
     }
