@@ -20,9 +20,10 @@ const ACCESSES: &str = "2000";
 const WIRES: [&str; 2] = ["tcp", "shm"];
 
 /// The programs of `crates/capi/examples/parmacs` with their sizes, and the least share of the threads' speed that is asked.
-const PROGRAMS: [(&str, &[&str], Option<f64>); 6] = [
+const PROGRAMS: [(&str, &[&str], Option<f64>); 7] = [
     ("sor", &["1024", "100"], Some(0.8)),
     ("lu", &["1024"], Some(0.8)),
+    ("matrix", &["768"], None),
     ("fft", &["1024"], None),
     ("radix", &["4000000"], None),
     ("is", &["4000000"], None),
