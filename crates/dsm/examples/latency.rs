@@ -1,4 +1,5 @@
 //! What faults, locks, barriers and false sharing cost between the first two processes of a job: `byway dsm run -n 2 -- latency 1000`.
+//! With `computes` behind the number it times loads from processes that compute, with `polls` from such that answer at safe points.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -27,16 +28,20 @@ fn main() -> std::process::ExitCode {
 
 /// Times each of `count` accesses, and prints the median and the 99th of a hundred.
 fn time(what: &str, count: usize, mut access: impl FnMut(usize)) {
-    let mut times: Vec<Duration> = (0..count)
+    let times: Vec<Duration> = (0..count)
         .map(|at| {
             let began = Instant::now();
             access(at);
             began.elapsed()
         })
         .collect();
+    print(what, times);
+}
+
+fn print(what: &str, mut times: Vec<Duration>) {
     times.sort_unstable();
-    let us = |time: Duration| time.as_secs_f64() * 1e6;
-    println!("{what}: p50 {:.1} us, p99 {:.1} us", us(times[count / 2]), us(times[count * 99 / 100]));
+    let us = |share: usize| times[times.len() * share / 100].as_secs_f64() * 1e6;
+    println!("{what}: p50 {:.1} us, p99 {:.1} us", us(50), us(99));
 }
 
 /// Stores to a word for 200 ms. Gives how often.
@@ -47,6 +52,84 @@ fn share(word: &AtomicU64) -> u64 {
         count += 1;
     }
     count
+}
+
+/// The time between two loads from processes that compute, in which the process that loads computes too.
+const BETWEEN: Duration = Duration::from_micros(100);
+
+/// Some 5 us of arithmetic, and a safe point behind it if the job has such.
+fn compute(job: &Job, polls: bool) {
+    let mut sum = 1.0_f64;
+    for step in 0..1500 {
+        sum = std::hint::black_box(sum * 1.000_000_1 + f64::from(step));
+    }
+    if polls {
+        job.poll();
+    }
+}
+
+/// Process 1 loads from pages that process 0 has written, while all others wait at a barrier, and then while all of them compute: their threads do not
+/// answer by themselves then.
+fn loads_from_computing(job: &Job, count: usize, polls: bool) -> Result<(), Error> {
+    let pages = job.segment("pages", count * PAGE_BYTES)?.words();
+    let end = &job.segment("end", PAGE_BYTES)?.words()[0];
+    for (phase, what) in (1..).zip(["load from a process that waits", "load from a process that computes"]) {
+        if job.rank() == 0 {
+            pages.iter().step_by(PAGE).for_each(|word| word.store(phase, Relaxed));
+        }
+        job.barrier(0)?;
+        if job.rank() == 1 {
+            let mut times = Vec::with_capacity(count);
+            for word in pages.iter().step_by(PAGE) {
+                let began = Instant::now();
+                while began.elapsed() < BETWEEN {
+                    compute(job, polls);
+                }
+                let began = Instant::now();
+                if word.load(Relaxed) != phase {
+                    return Err("a load has not seen what was stored before the barrier".into());
+                }
+                times.push(began.elapsed());
+            }
+            end.store(phase, Relaxed);
+            print(what, times);
+        } else if phase == 2 {
+            while end.load(Relaxed) < phase {
+                compute(job, polls);
+            }
+        }
+        job.barrier(0)?;
+    }
+    Ok(())
+}
+
+/// Both of two processes write 1 MiB, meet, and fetch the other's: how long the barrier and the fetch take.
+fn exchange(job: &Job) -> Result<(), Error> {
+    let both = job.segment("both", 2 * FETCHED_BYTES)?;
+    let pages = |rank: usize| both.words()[rank * FETCHED_BYTES / 8..][..FETCHED_BYTES / 8].iter().step_by(PAGE);
+    let me = usize::from(job.rank());
+    let mut times = Vec::new();
+    for round in 1..=FETCHES {
+        if me < 2 {
+            pages(me).for_each(|word| word.store(round, Relaxed));
+        }
+        job.barrier(0)?;
+        let began = Instant::now();
+        job.barrier(1)?;
+        if me < 2 && job.ranks() > 1 {
+            let other = 1 - me;
+            job.fetch(both, other * FETCHED_BYTES..(other + 1) * FETCHED_BYTES)?;
+            times.push(began.elapsed());
+            if pages(other).any(|word| word.load(Relaxed) != round) {
+                return Err("a fetched page is not what the other process has written".into());
+            }
+        }
+        job.barrier(0)?;
+    }
+    if me == 0 && !times.is_empty() {
+        print("barrier and fetch of 1 MiB by both", times);
+    }
+    Ok(())
 }
 
 /// Fetches 1 MiB that another process has written, and finds all of it here then.
@@ -83,7 +166,16 @@ fn fetch(job: &Job) -> Result<(), Error> {
 
 fn run() -> Result<(), Error> {
     let count: usize = std::env::args().nth(1).map_or(Ok(1000), |text| text.parse())?.max(1);
+    let way = std::env::args().nth(2);
     let job = Job::join()?;
+    match way.as_deref() {
+        None => {}
+        Some(way @ ("computes" | "polls")) => {
+            loads_from_computing(&job, count, way == "polls")?;
+            return Ok(job.finish()?);
+        }
+        Some(_) => return Err("usage: latency [COUNT [computes|polls]]".into()),
+    }
     let pages = job.segment("latency", count * PAGE_BYTES)?.words();
     let page = |at: usize| -> &AtomicU64 { &pages[at * PAGE] };
     let (first, second) = (job.rank() == 0, job.rank() == 1);
@@ -104,6 +196,7 @@ fn run() -> Result<(), Error> {
     }
     job.barrier(0)?;
     fetch(&job)?;
+    exchange(&job)?;
     let received = job.counters().pages_received;
     let mut failed = None;
     let mut step = |result: Result<(), byway_dsm::CallError>| failed = failed.take().or(result.err());

@@ -7,12 +7,16 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use byway_dsm::limits::PAGE_BYTES;
-use byway_fabric::node::{Address, Deadline, Node, NodeOptions, Session};
+use byway_fabric::node::{Address, Deadline, Descriptor, Node, NodeOptions, Rights, Session};
 use byway_reactor::userfault::{Event, FaultKind, Features, Modes, Userfault};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::mm::{MapFlags, ProtFlags, mmap_anonymous};
 
 type Error = Box<dyn std::error::Error>;
+
+/// What is got at once to see what a session carries, and how often.
+const GOT_BYTES: usize = 1 << 20;
+const GETS: usize = 100;
 
 fn main() -> std::process::ExitCode {
     run().map_or_else(
@@ -97,6 +101,10 @@ fn messages(wire: &str, count: usize) -> Result<(), Error> {
         scope.spawn(|| {
             let answer = || -> Result<(), Error> {
                 let session = there.accept(Deadline::NEVER)?;
+                // Private memory, as a job's is: such gets need the owner's node, also on one host.
+                let memory = there.register(GOT_BYTES)?;
+                let window = there.open_window(session, &memory, 0..GOT_BYTES, Rights::GET)?;
+                there.send(session, &[], &window.descriptor().to_bytes())?;
                 loop {
                     // The first byte says whether a page is asked for; none, that all is over.
                     let message = there.receive_from(session, Deadline::NEVER)?;
@@ -112,11 +120,26 @@ fn messages(wire: &str, count: usize) -> Result<(), Error> {
         });
         let soon = || Deadline::after(Duration::from_secs(20));
         let session = here.connect(&address, soon())?;
+        let window = here.receive_from(session, soon())?.payload;
+        gets(&here, session, &Descriptor::from_bytes(window.first_chunk().ok_or("no window")?))?;
         print("call with a page in its answer", exchange(&here, session, 1, count)?);
         print("message there and back", exchange(&here, session, 0, count)?);
         here.send(session, &[], &[])?.wait(soon())??;
         Ok(())
     })
+}
+
+/// Gets of memory of the other end, one after the other.
+fn gets(node: &Node, session: Session, theirs: &Descriptor) -> Result<(), Error> {
+    let mine = node.register(GOT_BYTES)?;
+    let mut times = Vec::with_capacity(GETS);
+    for _ in 0..GETS {
+        let began = Instant::now();
+        node.get(session, theirs, 0, &[mine.segment(0..GOT_BYTES)])?.wait(Deadline::NEVER)??;
+        times.push(began.elapsed());
+    }
+    print("get of 1 MiB", times);
+    Ok(())
 }
 
 fn exchange(node: &Node, session: Session, kind: u8, count: usize) -> Result<Vec<Duration>, Error> {

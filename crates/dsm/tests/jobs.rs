@@ -128,8 +128,22 @@ fn faults_locks_and_barriers_are_timed() {
         return;
     }
     for wire in WIRES {
-        let (end, lines) = run(&launch(2, wire, "latency", &["50"]));
-        assert_eq!((end, lines.len()), (JobEnd::Well, 9), "{wire:?}: {lines:?}");
+        for consistency in [Consistency::Sequential, Consistency::Release] {
+            let (end, lines) = run(&Launch { consistency, ..launch(2, wire, "latency", &["50"]) });
+            assert_eq!((end, lines.len()), (JobEnd::Well, 10), "{consistency:?}, {wire:?}: {lines:?}");
+        }
+    }
+}
+
+/// The threads of all processes but one compute: their pagers answer, or they do at safe points.
+#[test]
+fn loads_from_processes_that_compute_are_timed() {
+    if !can_run() {
+        return;
+    }
+    for (waits, way) in [(Waits::Sleep, "computes"), (Waits::Poll, "computes"), (Waits::Points, "polls")] {
+        let (end, lines) = run(&Launch { waits, ..launch(2, Wire::Tcp, "latency", &["20", way]) });
+        assert_eq!((end, lines.len()), (JobEnd::Well, 2), "{waits:?}: {lines:?}");
     }
 }
 
@@ -141,7 +155,7 @@ fn the_parts_of_a_fault_are_timed() {
     for wire in ["tcp", "shm"] {
         let done = std::process::Command::new(example("parts")).args([wire, "50"]).output().unwrap();
         let said = String::from_utf8_lossy(&done.stdout);
-        assert!(done.status.success() && said.lines().count() == 4, "{wire}: {said}, {done:?}");
+        assert!(done.status.success() && said.lines().count() == 5, "{wire}: {said}, {done:?}");
     }
 }
 
