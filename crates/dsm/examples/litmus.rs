@@ -1,6 +1,7 @@
-//! Litmus programs between the first processes of a job: `byway dsm run -n 4 -- litmus 10000`. Each round has words of its own on two
-//! pages of which all processes have copies. The processes start it behind a barrier, and some of them a moment later than others. Programs with
-//! more sides than the job has processes are left out.
+//! Litmus programs between the first processes of a job: `byway dsm run -n 4 -- litmus 10000`, so many rounds of each. A round has words of its own
+//! on two pages. Behind a barrier, when all processes have copies of both, they run [`BURST`] rounds without meeting in between, and
+//! some of them start each a moment later than others. Programs with more sides than the job has processes are left out, and all but one if
+//! it is named behind the number. With release consistency, `fenced` has each process fence before each access.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -16,18 +17,29 @@ type Error = Box<dyn std::error::Error>;
 struct Word<'a> {
     word: &'a AtomicU64,
     round: u64,
+    /// Fences before each access.
+    fences: Option<&'a Job>,
 }
 
 impl Word<'_> {
     /// Gives what a side that only stores has loaded.
     fn set(self, value: u64) -> [u64; 2] {
+        self.fence();
         self.word.store(4 * self.round + value, Ordering::Release);
         [0; 2]
     }
 
     fn get(self) -> u64 {
+        self.fence();
         let word = self.word.load(Ordering::Acquire);
         if word / 4 == self.round { word % 4 } else { 0 }
+    }
+
+    fn fence(self) {
+        if let Some(Err(error)) = self.fences.map(Job::fence) {
+            eprintln!("litmus: {error}");
+            std::process::exit(1);
+        }
     }
 }
 
@@ -174,6 +186,9 @@ const ALL: [Litmus; 9] = [
 /// Words of a page.
 const PAGE: usize = 512;
 
+/// Rounds without a barrier between them. With one for each round, they and the copies that all get again took seven times as long.
+const BURST: usize = 16;
+
 fn main() -> std::process::ExitCode {
     run().map_or_else(
         |error| {
@@ -185,13 +200,18 @@ fn main() -> std::process::ExitCode {
 }
 
 fn run() -> Result<(), Error> {
-    let rounds: u64 = std::env::args().nth(1).map_or(Ok(1000), |text| text.parse())?;
+    let mut arguments = std::env::args().skip(1).peekable();
+    let rounds: u64 = arguments.next().map_or(Ok(1000), |text| text.parse())?;
+    let is_fenced = arguments.next_if(|word| word == "fenced").is_some();
+    let only = arguments.next();
     let job = Job::join()?;
     let words = job.segment("litmus", (3 + SIDES_MAX) * PAGE * 8)?.words();
-    let fit: Vec<&Litmus> = ALL.iter().filter(|litmus| litmus.sides.len() <= usize::from(job.ranks())).collect();
-    let each = rounds / fit.len() as u64;
-    for (litmus, first) in fit.iter().zip((1..).step_by(each.max(1) as usize)) {
-        run_litmus(&job, litmus, words, first..first + each)?;
+    let is_asked = |litmus: &&Litmus| {
+        litmus.sides.len() <= usize::from(job.ranks()) && only.as_ref().is_none_or(|only| litmus.name == only)
+    };
+    let fences = is_fenced.then_some(&job);
+    for (litmus, first) in ALL.iter().filter(is_asked).zip((1..).step_by(rounds.max(1) as usize)) {
+        run_litmus(&job, litmus, (words, fences), first..first + rounds)?;
     }
     let counter = &words[2 * PAGE];
     let each = rounds / 20;
@@ -206,24 +226,40 @@ fn run() -> Result<(), Error> {
     Ok(job.finish()?)
 }
 
-fn run_litmus(job: &Job, litmus: &Litmus, words: &[AtomicU64], rounds: Range<u64>) -> Result<(), Error> {
+fn run_litmus(
+    job: &Job,
+    litmus: &Litmus,
+    (words, fences): (&[AtomicU64], Option<&Job>),
+    rounds: Range<u64>,
+) -> Result<(), Error> {
     let (me, seen) = (usize::from(job.rank()), &words[3 * PAGE..]);
     let (mut forbidden, mut kinds) = (0, BTreeSet::new());
     for first in rounds.clone().step_by(PAGE) {
         let (mut loads, mut ends) = (Vec::new(), Vec::new());
-        for round in first..rounds.end.min(first + PAGE as u64) {
-            let word = |page: usize| Word { word: &words[page * PAGE + round as usize % PAGE], round };
-            let (x, y) = (word(0), word(1));
-            // All have read both pages, and go on when the others have come, process 0 when it has looked at the round before.
+        let chunk = first..rounds.end.min(first + PAGE as u64);
+        for burst in chunk.clone().step_by(BURST) {
+            let burst = burst..chunk.end.min(burst + BURST as u64);
+            let pair = |round: u64| {
+                let word = |page: usize| Word { word: &words[page * PAGE + round as usize % PAGE], round, fences };
+                (word(0), word(1))
+            };
+            // All have read both pages, and go on when the others have come, process 0 when it has looked at the rounds before.
+            let (x, y) = pair(burst.start);
             let _ = (x.get(), y.get());
             job.barrier(0)?;
             if let Some(side) = litmus.sides.get(me) {
-                stagger(me, litmus.sides.len(), round);
-                loads.push(side(x, y));
+                for round in burst.clone() {
+                    stagger(me, litmus.sides.len(), round);
+                    let (x, y) = pair(round);
+                    loads.push(side(x, y));
+                }
             }
             job.barrier(1)?;
             if me == 0 {
-                ends.push((x.get(), y.get()));
+                ends.extend(burst.map(|round| {
+                    let (x, y) = pair(round);
+                    (x.get(), y.get())
+                }));
             }
         }
         // Not in each round: the page would go to process 0 and come back each time.
