@@ -1,5 +1,7 @@
 //! `peers dsm`: faults, barriers, locks and fetches of a job beside what they are made of, and programs as jobs beside the same programs as
-//! threads and with OpenMPI's one-sided operations.
+//! threads, with OpenMPI's one-sided operations, and over ArgoDSM.
+
+mod others;
 
 use super::far::{Row, row};
 use super::report::median;
@@ -8,12 +10,6 @@ use anyhow::{Context, Result, bail};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-
-/// The programs of [`PROGRAMS`] that are also written with OpenMPI's one-sided operations: `sor` with gets between fences, `is` with puts.
-const MPI: [(&str, &str); 2] = [("sor", include_str!("dsm/sor_mpi.c")), ("is", include_str!("dsm/is_mpi.c"))];
-
-/// After so many seconds mpirun ends a program that hangs.
-const MPI_SECONDS: &str = "300";
 
 /// Accesses of each kind in a round.
 const ACCESSES: &str = "2000";
@@ -167,7 +163,7 @@ impl Bench<'_> {
         Ok(rows)
     }
 
-    /// A program as threads, as jobs and with MPI, which all print the same result.
+    /// A program as threads, as jobs and over what others have, which all print the same result.
     fn program(&self, name: &'static str, arguments: &[&str], asked: Option<f64>) -> Result<Vec<Row>> {
         let folder = process::workspace_root().join("crates/capi");
         let source = folder.join("examples/parmacs").join(name).with_extension("c");
@@ -179,21 +175,18 @@ impl Bench<'_> {
             command.arg("-include").arg(folder.join("include/byway_anl.h")).arg("-I").arg(folder.join("include"));
             command.arg(&library);
         })?;
-        let mpi = self.mpi(name)?;
+        let others = self.others(name, &source)?;
         let mut rows = Vec::new();
         for processes in [2, 4] {
-            let number = processes.to_string();
-            let words = |program: &Path| -> Vec<String> {
-                let all = [program.display().to_string(), number.clone()].into_iter();
-                all.chain(arguments.iter().map(|text| (*text).to_owned())).collect()
-            };
-            let mut times = [const { Vec::new() }; 5];
+            let arguments: Vec<String> =
+                [processes.to_string()].into_iter().chain(arguments.iter().map(|text| (*text).to_owned())).collect();
+            let mut times = [const { Vec::new() }; 4];
+            let mut of_others = vec![Vec::new(); others.len()];
             for _ in 0..self.rounds {
-                let alone = words(&threads);
-                let (result, time) = outcome(&process::output(Command::new(&alone[0]).args(&alone[1..]))?)?;
+                let (result, time) = outcome(&process::output(Command::new(&threads).args(&arguments))?)?;
                 times[0].push(time);
-                let own = words(&job);
-                let own: Vec<&str> = own.iter().map(String::as_str).collect();
+                let job = job.display().to_string();
+                let own: Vec<&str> = [&job].into_iter().chain(&arguments).map(String::as_str).collect();
                 for (at, flags) in
                     [["--consistency", "sc"], ["--consistency", "rc"], ["--pager", "poll"]].iter().enumerate()
                 {
@@ -201,16 +194,13 @@ impl Bench<'_> {
                     same(name, &result, &other)?;
                     times[1 + at].push(time);
                 }
-                if let Some(mpi) = &mpi {
-                    let mut command = Command::new("mpirun");
-                    command.args(["--allow-run-as-root", "--oversubscribe", "--timeout", MPI_SECONDS]);
-                    command.args(["-n", &number]).args(words(mpi));
-                    let (other, time) = outcome(&process::output(&mut command)?)?;
-                    same(name, &result, &other)?;
-                    times[4].push(time);
+                for (other, times) in others.iter().zip(&mut of_others) {
+                    let (printed, time) = outcome(&process::output(&mut other.command(processes, &arguments))?)?;
+                    same(name, &result, &printed)?;
+                    times.push(time);
                 }
             }
-            let [alone, sc, rc, poll, with_mpi] = times.map(median);
+            let [alone, sc, rc, poll] = times.map(median);
             let who = |text: &str| format!("{text}, {processes}");
             rows.push(row(name, &who("threads"), alone / 1e3, "ms"));
             for (text, time) in [("job, sc", sc), ("job, rc", rc), ("job, sc, --pager poll", poll)] {
@@ -219,8 +209,8 @@ impl Bench<'_> {
                 let who = who(&format!("{text} ({share:.2} of threads)"));
                 rows.push(Row { target, ..row(name, &who, time / 1e3, "ms") });
             }
-            if mpi.is_some() {
-                rows.push(row(name, &who("OpenMPI, one-sided"), with_mpi / 1e3, "ms"));
+            for (other, times) in others.iter().zip(of_others) {
+                rows.push(row(name, &who(other.name), median(times) / 1e3, "ms"));
             }
         }
         Ok(rows)
@@ -233,18 +223,6 @@ impl Bench<'_> {
         with(&mut command);
         process::output(command.args(["-lpthread", "-ldl", "-lm", "-o"]).arg(&program)).context("a C compiler")?;
         Ok(program)
-    }
-
-    /// The program with OpenMPI, if it is written for it, and OpenMPI is there.
-    fn mpi(&self, name: &str) -> Result<Option<PathBuf>> {
-        let Some((_, text)) = MPI.iter().find(|(program, _)| *program == name) else { return Ok(None) };
-        if process::find_program("mpicc").is_none() || process::find_program("mpirun").is_none() {
-            println!("SKIP OpenMPI: there is no mpicc or mpirun (Debian: libopenmpi-dev, openmpi-bin)");
-            return Ok(None);
-        }
-        let source = self.folder.join(format!("{name}_mpi.c"));
-        std::fs::write(&source, text)?;
-        self.compile("mpicc", &source, &format!("{name}_mpi"), |_| {}).map(Some)
     }
 }
 
