@@ -42,7 +42,7 @@ const DRAIN_LIMIT: Duration = Duration::from_secs(30);
 const APPLY_LIMIT: Duration = Duration::from_secs(10);
 
 /// How often the main thread looks how much of the heap is free, and above how much it is given back: after a burst of answers that
-/// clients did not take, it is hundreds of mebibytes (docs/status.md).
+/// clients did not take, it is hundreds of mebibytes.
 const HEAP_LOOK_INTERVAL: Duration = Duration::from_secs(1);
 const HEAP_FREE_BYTES_MAX: usize = 32 << 20;
 
