@@ -324,7 +324,7 @@ fn a_mount_stays_with_its_process_if_the_next_one_is_too_late() {
         stage.stays(programs);
         successor.signal(Signal::CONT);
         let said = successor.fails();
-        assert!(said.contains("has waited for this one too long"), "{said}");
+        assert!(said.contains("takeover timed out; the old process keeps the mount; try again"), "{said}");
         stage.stays(programs);
     });
 }

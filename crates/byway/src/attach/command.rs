@@ -46,7 +46,7 @@ pub struct AttachArguments {
     /// Attach the device read-only
     #[arg(long)]
     pub read_only: bool,
-    /// Other machines attach the volume too, and a cluster file system is on it: each write is durable at the server before it is complete
+    /// Make each write durable before completing it; for cluster file systems
     #[arg(long, conflicts_with = "read_only")]
     pub shared: bool,
     /// Stay in the foreground until the device is detached; SIGTERM and SIGINT detach it

@@ -52,7 +52,7 @@ pub enum TakeoverError {
     #[error("cannot go on with the mount: {0}")]
     Client(#[from] TakeOverError),
     /// This process took too long.
-    #[error("the mount's process has waited for this one too long, and goes on")]
+    #[error("takeover timed out; the old process keeps the mount; try again")]
     Late,
 }
 
