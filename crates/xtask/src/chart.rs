@@ -1,28 +1,27 @@
-//! `cargo xtask chart`: draws the chart of README.md from the table of `cargo xtask peers block` in docs/figures.md.
+//! `cargo xtask chart`: draws the chart of README.md from what `cargo xtask peers block --json docs/peers-block.json` measured.
 //!
-//! The document is the only source, so chart and table cannot differ: a test fails when the committed chart is not the one that the
-//! table gives.
+//! Tests fail when the committed chart, or the table in docs/figures.md, has other figures than that file.
 
 use crate::process;
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
 use std::fmt::Write as _;
 use std::path::Path;
 
-const TABLE: &str = "docs/figures.md";
+const MEASURED: &str = "docs/peers-block.json";
 const CHART: &str = "docs/peers-block.svg";
-/// The table's header, which tells it from the other tables of the document.
-const HEADER: &str = "| case | server | IOPS |";
-/// Columns of a row, counted from 0.
-const IOPS: usize = 2;
-const SERVER_CPU: usize = 6;
 /// The server that the others are divided by.
 const REFERENCE: &str = "nbdkit";
-/// Servers and their colours. The table's stubs are no servers that anybody runs, so the chart leaves them out.
+/// Servers and their colours. The stubs are test servers, so the chart leaves them out.
 const SERVERS: [(&str, &str); 4] =
     [("byway", "#0969da"), (REFERENCE, "#57606a"), ("nbd-server", "#9aa4af"), ("qemu-nbd", "#cfd6dd")];
 const PANELS: [Panel; 2] = [
-    Panel { title: "Requests per second (more is better)", column: IOPS, ratio_max: 2.0 },
-    Panel { title: "Server CPU time per request (less is better)", column: SERVER_CPU, ratio_max: 4.0 },
+    Panel { title: "Requests per second (more is better)", metric: "iops", ratio_max: 2.0 },
+    Panel {
+        title: "Server CPU time per request (less is better)",
+        metric: "server_cpu_us_per_operation",
+        ratio_max: 4.0,
+    },
 ];
 
 /// Geometry in pixels of the view box.
@@ -34,59 +33,41 @@ const PANEL_GAP: f64 = 30.0;
 const BAR: f64 = 8.0;
 const GROUP: f64 = 4.0 * BAR + 12.0;
 
-/// Bars of one column of the table.
+/// Bars of one metric.
 struct Panel {
     title: &'static str,
-    column: usize,
-    /// Where the scale ends; every ratio of the table is below it.
+    /// Its name in a median of the file.
+    metric: &'static str,
+    /// Where the scale ends; every ratio is below it.
     ratio_max: f64,
-}
-
-/// A row of the table: the case, the server, and all cells.
-struct Row<'a> {
-    case: &'a str,
-    server: &'a str,
-    cells: Vec<&'a str>,
 }
 
 /// Writes the chart.
 pub fn run() -> Result<()> {
     let root = process::workspace_root();
-    std::fs::write(root.join(CHART), render(&read_table(&root)?)?).with_context(|| format!("cannot write {CHART}"))?;
+    std::fs::write(root.join(CHART), render(&read_medians(&root)?)?)
+        .with_context(|| format!("cannot write {CHART}"))?;
     println!("wrote {CHART}");
     Ok(())
 }
 
-fn read_table(root: &Path) -> Result<String> {
-    std::fs::read_to_string(root.join(TABLE)).with_context(|| format!("cannot read {TABLE}"))
+/// The medians of the file, in its order.
+fn read_medians(root: &Path) -> Result<Vec<Value>> {
+    let text = std::fs::read_to_string(root.join(MEASURED)).with_context(|| format!("cannot read {MEASURED}"))?;
+    let mut report: Value = serde_json::from_str(&text).with_context(|| format!("{MEASURED} is not JSON"))?;
+    let rows = report["rows"].as_array_mut().with_context(|| format!("{MEASURED} has no rows"))?;
+    Ok(rows.iter_mut().map(|row| row["median"].take()).collect())
 }
 
-fn rows(document: &str) -> Vec<Row<'_>> {
-    let table = document.lines().skip_while(|line| !line.starts_with(HEADER)).skip(2);
-    let cells = table.take_while(|line| line.starts_with('|')).map(|line| {
-        let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        cells
-    });
-    cells
-        .filter(|cells| cells.len() > SERVER_CPU)
-        .map(|cells| Row { case: cells[0], server: cells[1], cells })
-        .collect()
+fn figure(median: &Value, metric: &str) -> Result<f64> {
+    median[metric].as_f64().with_context(|| format!("{MEASURED} has no {metric} in {median}"))
 }
 
-/// The figure of a cell, without the ratio behind it.
-fn figure(row: &Row<'_>, column: usize) -> Result<f64> {
-    let cell = row.cells[column];
-    let number = cell.split_whitespace().next().unwrap_or_default();
-    number.parse().with_context(|| format!("{TABLE}: `{cell}` of {} by {} is no figure", row.case, row.server))
-}
-
-/// The chart of a document with the table.
-fn render(document: &str) -> Result<String> {
-    let rows = rows(document);
-    let mut cases: Vec<&str> = rows.iter().map(|row| row.case).collect();
+fn render(medians: &[Value]) -> Result<String> {
+    let mut cases: Vec<&str> = medians.iter().filter_map(|median| median["case"].as_str()).collect();
     cases.dedup();
     if cases.is_empty() {
-        bail!("{TABLE} has no table that begins with `{HEADER}`");
+        bail!("{MEASURED} has no cases");
     }
     let height = TOP + cases.len() as f64 * GROUP + 40.0;
     let mut svg = format!(
@@ -104,7 +85,7 @@ fn render(document: &str) -> Result<String> {
         let left = LABELS + index as f64 * (PANEL + PANEL_GAP);
         scale(&mut svg, panel, left, height - 40.0)?;
         for (group, case) in cases.iter().enumerate() {
-            bars(&mut svg, panel, (left, TOP + group as f64 * GROUP), &rows, case)?;
+            bars(&mut svg, panel, (left, TOP + group as f64 * GROUP), medians, case)?;
         }
     }
     let note = "Ratios to nbdkit's file plugin. A file of 1 GiB in memory, fio as the client, one virtual machine with 4 CPUs; docs/figures.md.";
@@ -136,13 +117,13 @@ fn scale(svg: &mut String, panel: &Panel, left: f64, bottom: f64) -> Result<()> 
     Ok(())
 }
 
-fn bars(svg: &mut String, panel: &Panel, (left, top): (f64, f64), rows: &[Row<'_>], case: &str) -> Result<()> {
-    let of = |server: &str| rows.iter().find(|row| row.case == case && row.server == server);
-    let reference = of(REFERENCE).with_context(|| format!("{TABLE}: {case} has no row of {REFERENCE}"))?;
-    let reference = figure(reference, panel.column)?;
+fn bars(svg: &mut String, panel: &Panel, (left, top): (f64, f64), medians: &[Value], case: &str) -> Result<()> {
+    let of = |server: &str| medians.iter().find(|median| median["case"] == case && median["server"] == server);
+    let reference = of(REFERENCE).with_context(|| format!("{MEASURED}: {case} has no row of {REFERENCE}"))?;
+    let reference = figure(reference, panel.metric)?;
     for (index, (server, colour)) in SERVERS.iter().enumerate() {
-        let Some(row) = of(server) else { continue };
-        let ratio = figure(row, panel.column)? / reference;
+        let Some(median) = of(server) else { continue };
+        let ratio = figure(median, panel.metric)? / reference;
         if ratio > panel.ratio_max {
             bail!("{case}: {server} has {ratio:.2} of {REFERENCE}; give the panel a longer scale");
         }
@@ -167,23 +148,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_chart_is_that_of_the_table() {
+    fn the_chart_and_the_table_have_the_measured_figures() {
         let root = process::workspace_root();
+        let medians = read_medians(&root).unwrap();
         let chart = std::fs::read_to_string(root.join(CHART)).unwrap();
-        let drawn = render(&read_table(&root).unwrap()).unwrap();
-        assert!(chart == drawn, "{CHART} is not that of {TABLE}: run `cargo xtask chart`");
+        assert!(chart == render(&medians).unwrap(), "{CHART} is not that of {MEASURED}: run `cargo xtask chart`");
+        let figures = std::fs::read_to_string(root.join("docs/figures.md")).unwrap();
+        for median in medians {
+            let (case, server) = (median["case"].as_str().unwrap(), median["server"].as_str().unwrap());
+            let [iops, rate, p50] =
+                ["iops", "megabytes_per_second", "latency_p50_us"].map(|metric| figure(&median, metric).unwrap());
+            let numbers: [String; 3] = [iops, rate, p50].map(|number| format!("{number:.0}"));
+            let begin = format!("| {case} | {server} | ");
+            let row = figures.lines().find_map(|line| line.strip_prefix(&begin)).unwrap_or_default();
+            let cells = row.split('|').filter_map(|cell| cell.split_whitespace().next());
+            assert!(cells.take(3).eq(&numbers), "docs/figures.md: {begin}{row} is not {numbers:?}");
+        }
     }
 
-    fn table(rows: &str) -> String {
-        format!("text\n\n{HEADER} MB/s | p50 | p99 | server CPU |\n|---|---|---|---|---|---|---|\n{rows}\nmore\n")
+    fn median(server: &str, iops: f64, server_cpu: f64) -> Value {
+        serde_json::json!({"case": "a", "server": server, "iops": iops, "server_cpu_us_per_operation": server_cpu})
     }
 
     #[test]
     fn a_bar_has_the_length_of_its_ratio() {
-        let svg = render(&table(
-            "| a | byway | 300 (1.50) | 1 | 1 | 1 | 2.0 (0.50) |\n| a | nbdkit | 200 | 1 | 1 | 1 | 4.0 |",
-        ))
-        .unwrap();
+        let svg = render(&[median("byway", 300.0, 2.0), median("nbdkit", 200.0, 4.0)]).unwrap();
         let three_quarters =
             format!("width=\"{:.1}\" height=\"8\" fill=\"#0969da\"><title>a, byway: 1.50", 0.75 * PANEL);
         assert!(svg.contains(&three_quarters), "{svg}");
@@ -191,10 +180,11 @@ mod tests {
     }
 
     #[test]
-    fn a_table_without_the_reference_or_with_words_is_refused() {
-        let refused = |rows| render(&table(rows)).unwrap_err().to_string();
-        assert!(refused("| a | byway | 300 | 1 | 1 | 1 | 2.0 |").contains("no row of nbdkit"));
-        assert!(refused("| a | nbdkit | many | 1 | 1 | 1 | 2.0 |").contains("`many` of a by nbdkit"));
-        assert!(render("nothing").unwrap_err().to_string().contains("no table"));
+    fn medians_without_the_reference_or_a_figure_are_refused() {
+        let refused = |medians: &[Value]| render(medians).unwrap_err().to_string();
+        assert!(refused(&[median("byway", 300.0, 2.0)]).contains("no row of nbdkit"));
+        let without = serde_json::json!({"case": "a", "server": "nbdkit", "iops": "many"});
+        assert!(refused(&[without]).contains("no iops in"));
+        assert!(refused(&[]).contains("no cases"));
     }
 }

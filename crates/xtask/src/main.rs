@@ -31,7 +31,7 @@ enum Task {
     Tidy,
     /// Run the whole test suite against the release binary and say what was skipped.
     Test(suite::Options),
-    /// Draw the chart of README.md from the table in docs/figures.md.
+    /// Draw the chart of README.md from docs/peers-block.json, which `peers block --json` writes.
     Chart,
     /// Run every fuzz target for a while.
     Fuzz(fuzz::Options),
