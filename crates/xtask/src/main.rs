@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod chart;
+mod dist;
 mod filesystem_suites;
 mod fuzz;
 mod guest;
@@ -33,6 +34,8 @@ enum Task {
     Test(suite::Options),
     /// Draw the chart of README.md from docs/peers-block.json, which `peers block --json` writes.
     Chart,
+    /// Build the release into target/dist: stripped, with its debug information beside it.
+    Dist,
     /// Run every fuzz target for a while.
     Fuzz(fuzz::Options),
     /// Install the library for C programs: header, archive, shared object, pkg-config file.
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Task::Tidy => tidy::run(),
         Task::Test(options) => suite::run(&options),
         Task::Chart => chart::run(),
+        Task::Dist => dist::run(),
         Task::Fuzz(options) => fuzz::run(&options),
         Task::Install(options) => install::run(&options),
         Task::Peers(task) => peers::run(&task),
