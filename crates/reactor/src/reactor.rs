@@ -304,7 +304,7 @@ impl Reactor {
         if self.poll_streams(into) {
             return Ok(());
         }
-        self.look(into, Wait::Poll)?;
+        self.reap_once(into, Wait::Poll)?;
         if !into.is_empty() || wait == Wait::Poll || matches!(self.backend, Backend::Sim(_)) {
             return Ok(());
         }
@@ -314,12 +314,12 @@ impl Reactor {
             Plan::Spin(nanos) => self.spin(into, began, nanos)?,
             Plan::Gather(nanos) => {
                 sleep(nanos);
-                self.look(into, Wait::Poll)?;
+                self.reap_once(into, Wait::Poll)?;
             }
         }
         if into.is_empty() {
             let wait = if self.shared.sleep() { wait } else { Wait::Poll };
-            self.look(into, wait)?;
+            self.reap_once(into, wait)?;
         }
         let waited = self.now().since(began).as_nanos();
         self.wait_policy.waited(waited.min(u128::from(u64::MAX)) as u64);
@@ -327,7 +327,7 @@ impl Reactor {
     }
 
     /// Takes what has completed, waiting in the kernel as long as `wait` says.
-    fn look(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
+    fn reap_once(&mut self, into: &mut Vec<Completion>, wait: Wait) -> std::io::Result<()> {
         let before = into.len();
         each!(self, backend => backend.reap(into, wait))?;
         if !self.shared.is_unused() {
@@ -342,7 +342,7 @@ impl Reactor {
         let mut last = began;
         loop {
             rustix::thread::sched_yield();
-            self.look(into, Wait::Poll)?;
+            self.reap_once(into, Wait::Poll)?;
             let now = self.now();
             if !into.is_empty() || now.since(began).as_nanos() >= u128::from(nanos) {
                 return Ok(());

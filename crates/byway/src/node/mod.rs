@@ -161,7 +161,7 @@ struct Assignment {
     options: Arc<NodeOptions>,
     /// Listeners of the NBD front end: the first loop accepts from all of them.
     nbd: Vec<(OwnedFd, Address)>,
-    /// Listeners of the native wire: every loop accepts from all of them.
+    /// Listeners of the native wire: the first loop accepts from all of them, and hands sessions to the others. Empty for other loops.
     native: Vec<(OwnedFd, Address)>,
     registry: Arc<Registry>,
     /// What the loops have in common of clients of files.

@@ -3,7 +3,7 @@
 use byway_reactor::Reactor;
 
 use super::lane::{LaneId, Phase};
-use super::lending::peer_has_let_go;
+use super::lending::is_disconnect;
 use super::{CONNECT, Event, Fabric, Role, token};
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
@@ -14,7 +14,7 @@ impl Fabric {
     pub fn close(&mut self, reactor: &mut Reactor, session: SessionId, reason: CloseReason) {
         let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
         state.down = true;
-        state.peer_let_go = peer_has_let_go(reason);
+        state.peer_disconnected = is_disconnect(reason);
         if state.liveness.expects_reply() {
             state.liveness.set_expects_reply(false, reactor.now());
             self.expecting -= 1;

@@ -130,8 +130,8 @@ impl Loans {
     }
 }
 
-/// Whether the peer has ended a session that ended so. Then the peer uses no lent memory any more.
-pub(super) fn peer_has_let_go(reason: CloseReason) -> bool {
+/// Whether the peer ended a session that closed for this reason. Then the peer does not use lent memory any more.
+pub(super) fn is_disconnect(reason: CloseReason) -> bool {
     use CloseReason::{Io, PeerClosed, Refused, Truncated};
     matches!(reason, PeerClosed | Truncated | Refused(_) | Io(Errno::CONNRESET | Errno::PIPE))
 }
@@ -296,7 +296,7 @@ impl Fabric {
         let Some(state) = self.sessions.get_mut(session) else { return };
         let Some(shm) = state.wire.shm_mut() else { return };
         let loans = std::mem::take(&mut shm.loans);
-        if !state.peer_let_go && !seeded::is(Bug::LentMemoryNotTakenBack) {
+        if !state.peer_disconnected && !seeded::is(Bug::LentMemoryNotTakenBack) {
             loans.take_back();
         }
         let Loans { lent, windows, .. } = loans;
@@ -328,7 +328,7 @@ impl Session {
 impl Drop for Fabric {
     /// Whose sessions end with it, without a word of their peers: what those can write is taken from them.
     fn drop(&mut self) {
-        for (_, state) in self.sessions.iter().filter(|(_, state)| !state.peer_let_go) {
+        for (_, state) in self.sessions.iter().filter(|(_, state)| !state.peer_disconnected) {
             state.wire.shm().into_iter().for_each(|shm| shm.loans.take_back());
         }
     }

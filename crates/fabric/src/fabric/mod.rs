@@ -135,7 +135,7 @@ struct Session {
     /// We have said goodbye: the peer relies on it that we copy nothing any more.
     leaving: bool,
     /// The peer has ended the session: it copies nothing any more.
-    peer_let_go: bool,
+    peer_disconnected: bool,
     meter: Meter,
 }
 
@@ -173,7 +173,7 @@ impl Session {
             expects_reply: false,
             wire: Wire::of(&capabilities),
             leaving: false,
-            peer_let_go: false,
+            peer_disconnected: false,
             meter: Meter::default(),
         }
     }

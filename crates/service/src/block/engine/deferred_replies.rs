@@ -23,7 +23,7 @@ const POLL_MAX: Duration = Duration::from_millis(2);
 
 /// The deferred replies of one volume on one loop.
 pub(super) struct DeferredReplies {
-    /// Jobs that succeeded, in order, by the description whose syncs they wait for and the newest of these syncs.
+    /// Requests that succeeded, in order, by the description whose syncs they wait for and the newest of these syncs.
     answers: BTreeMap<Description, VecDeque<(Mark, usize)>>,
     pub(super) owner: SyncOwner,
     /// Whether the timer is set.
