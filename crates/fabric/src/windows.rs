@@ -10,7 +10,7 @@
 use std::ops::Range;
 use std::rc::Rc;
 
-use byway_reactor::{Frame, FrameRange};
+use byway_reactor::{ByteRange, Frame, FrameRange};
 
 use crate::limits::{GRANTS_MAX, WINDOWS_MAX};
 use crate::random::Random;
@@ -290,8 +290,7 @@ impl Windows {
         let Some(window) = self.find(key).filter(|window| window.users.has(session)) else {
             return Err(WindowError::Key);
         };
-        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= window.len as u64);
-        if !inside {
+        if !ByteRange::new(offset, len as u64).ends_by(window.len as u64) {
             return Err(WindowError::Bounds);
         }
         let start = window.start + offset as usize;

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_frontend::limits::CONNECTION_IN_FLIGHT_MAX;
-use byway_reactor::IoChoice;
-use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRange, FaultRule, FaultRules};
+use byway_reactor::{ByteRange, IoChoice};
+use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{Store, Volume, VolumeOptions};
 use nbd_loop::{Loop, backends, request};
 
@@ -183,7 +183,7 @@ fn a_client_that_is_still_there_when_another_comes_is_asked_again_before_each_ch
         let rule = |offset, len, count_max| FaultRule {
             operation: FaultOperation::Write,
             effect: FaultEffect::Delay(Duration::from_secs(1)),
-            range: Some(FaultRange { offset, len }),
+            range: Some(ByteRange { offset, len }),
             count_max: Some(count_max),
         };
         // The old connection's writes, but not that of the new one behind its own.

@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::Instant;
+use crate::{ByteRange, Instant};
 
 const PAGE: u64 = 4096;
 const PAGES_PER_BLOCK: u64 = 64;
@@ -70,8 +70,7 @@ impl FileMap {
 
     /// The address of `offset`, if the range lies inside.
     pub(crate) fn address(&self, offset: u64, len: usize) -> Option<*mut u8> {
-        let end = offset.checked_add(len as u64)?;
-        if end > self.len {
+        if !ByteRange::new(offset, len as u64).ends_by(self.len) {
             return None;
         }
         // SAFETY: within the mapping, as just checked.
@@ -91,7 +90,7 @@ impl FileMap {
 
     /// Whether all pages of the range are in memory, as far as was known within the last second.
     pub(crate) fn resident(&self, offset: u64, len: usize, now: Instant) -> bool {
-        if len == 0 || offset.checked_add(len as u64).is_none_or(|end| end > self.len) {
+        if len == 0 || !ByteRange::new(offset, len as u64).ends_by(self.len) {
             return false;
         }
         let period = now.nanos() >> PERIOD_SHIFT | 1 << 31;

@@ -15,6 +15,7 @@ pub mod limits;
 
 pub mod blocked_signals;
 mod blocking;
+mod byte_range;
 pub mod bytewise;
 mod counters;
 pub mod descriptor_floor;
@@ -54,6 +55,7 @@ mod waker;
 mod workers;
 
 pub use blocking::ignore_file_size_signal;
+pub use byte_range::{ByteRange, FileRange};
 pub use counters::Counters;
 pub use file::{FileOptions, OpenFile};
 pub use frame::{Frame, FramePool};

@@ -13,6 +13,7 @@ use rustix::fs::{MemfdFlags, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use crate::byte_range::ByteRange;
 use crate::bytewise;
 use crate::descriptor_floor;
 use crate::file::TMPFS_MAGIC;
@@ -112,7 +113,7 @@ impl Region {
     /// See [`FileMemoryError`].
     pub(crate) fn of_file(fd: BorrowedFd<'_>, offset: u64, bytes: usize) -> Result<(Self, u64), FileMemoryError> {
         let len = safe_bytes(fd)?;
-        let inside = offset.checked_add(bytes as u64).is_some_and(|end| end <= len);
+        let inside = ByteRange::new(offset, bytes as u64).ends_by(len);
         if bytes == 0 || !inside || !offset.is_multiple_of(PAGE_BYTES as u64) {
             return Err(FileMemoryError::Range);
         }

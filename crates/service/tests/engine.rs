@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_reactor::{
-    Frame, FramePool, FrameRange, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait,
+    ByteRange, Frame, FramePool, FrameRange, Gather, IoChoice, Op, Outcome as Went, Reactor, Scatter, Token, Wait,
 };
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{
@@ -76,7 +76,7 @@ impl Rig {
     /// Reads slice by slice: the bytes of each where it says that it begins, and how the read ended.
     fn read_sliced(&mut self, offset: u64, len: usize) -> (Told, Result<(), BlockError>) {
         let flags = ReadFlags { sliced: true, ..ReadFlags::default() };
-        let step = self.engine.read(&mut self.reactor, self.volume, (offset, len), flags, Tag(7));
+        let step = self.engine.read(&mut self.reactor, self.volume, ByteRange::new(offset, len as u64), flags, Tag(7));
         assert!(matches!(step, Ok(Step::Later)), "{step:?}");
         let (mut slices, mut outcomes) = (Vec::new(), Vec::new());
         let ended = loop {
@@ -110,15 +110,20 @@ impl Rig {
     }
 
     fn read(&mut self, offset: u64, len: usize) -> Result<Vec<u8>, BlockError> {
-        let payload =
-            match self.engine.read(&mut self.reactor, self.volume, (offset, len), ReadFlags::default(), Tag(7))? {
-                Step::Now(payload) => payload,
-                Step::Later => match self.wait() {
-                    Outcome::Read(result) => result?,
-                    other => panic!("{other:?}"),
-                },
-                Step::Busy | Step::InParts => panic!("no frames"),
-            };
+        let payload = match self.engine.read(
+            &mut self.reactor,
+            self.volume,
+            ByteRange::new(offset, len as u64),
+            ReadFlags::default(),
+            Tag(7),
+        )? {
+            Step::Now(payload) => payload,
+            Step::Later => match self.wait() {
+                Outcome::Read(result) => result?,
+                other => panic!("{other:?}"),
+            },
+            Step::Busy | Step::InParts => panic!("no frames"),
+        };
         assert_eq!(payload.len(), len);
         Ok(self.bytes_of(payload))
     }
@@ -186,12 +191,12 @@ impl Rig {
         Ok(())
     }
 
-    fn zero(&mut self, range: (u64, u64), flags: ZeroFlags) -> Result<(), BlockError> {
+    fn zero(&mut self, range: ByteRange, flags: ZeroFlags) -> Result<(), BlockError> {
         let step = self.engine.zero(&mut self.reactor, self.volume, range, flags, Tag(7));
         self.unit(step)
     }
 
-    fn trim(&mut self, range: (u64, u64), durable: bool) -> Result<(), BlockError> {
+    fn trim(&mut self, range: ByteRange, durable: bool) -> Result<(), BlockError> {
         let step = self.engine.trim(&mut self.reactor, self.volume, range, durable, Tag(7));
         self.unit(step)
     }
@@ -201,7 +206,7 @@ impl Rig {
         self.unit(step)
     }
 
-    fn extents(&mut self, range: (u64, u64)) -> Vec<byway_reactor::Extent> {
+    fn extents(&mut self, range: ByteRange) -> Vec<byway_reactor::Extent> {
         match self.engine.extents(&mut self.reactor, self.volume, range, 100, Tag(7)).unwrap() {
             Step::Now(extents) => extents,
             _ => match self.wait() {
@@ -267,7 +272,7 @@ fn against_model(rig: &mut Rig, size: u64, steps: &[Step1]) {
                 assert!(rig.read(offset, len).unwrap() == want, "step {n}: {step:?}");
             }
             Step1::Zero { offset, len, keep_space } => {
-                rig.zero((offset, len), ZeroFlags { keep_space, ..ZeroFlags::default() }).unwrap();
+                rig.zero(ByteRange::new(offset, len), ZeroFlags { keep_space, ..ZeroFlags::default() }).unwrap();
                 model[offset as usize..(offset + len) as usize].fill(0);
             }
             Step1::Flush => rig.flush().unwrap(),
@@ -309,12 +314,12 @@ fn memory_reads_as_zeroes_and_stays_sparse() {
         assert!(rig.read(size - 5000, 5000).unwrap().iter().all(|byte| *byte == 0));
         rig.write_small(size / 2, b"here", false).unwrap();
         assert_eq!(rig.read(size / 2, 4).unwrap(), b"here");
-        let extents = rig.extents((0, size));
+        let extents = rig.extents(ByteRange::new(0, size));
         let data: u64 = extents.iter().filter(|extent| !extent.hole).map(|extent| extent.len).sum();
         assert_eq!(data, 4096, "{extents:?}");
         assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), size);
-        rig.zero((size / 2, 4096), ZeroFlags::default()).unwrap();
-        assert_eq!(rig.extents((0, size)), [byway_reactor::Extent { len: size, hole: true }]);
+        rig.zero(ByteRange::new(size / 2, 4096), ZeroFlags::default()).unwrap();
+        assert_eq!(rig.extents(ByteRange::new(0, size)), [byway_reactor::Extent { len: size, hole: true }]);
         assert_eq!(rig.read(size / 2, 4).unwrap(), [0; 4]);
     }
 }
@@ -333,7 +338,7 @@ fn requests_for_no_bytes_end_at_once() {
                 for offset in [0, 4096, 1 << 20] {
                     for private in [false, true] {
                         let flags = ReadFlags { private, sliced: true, ..ReadFlags::default() };
-                        let step = engine.read(reactor, id, (offset, 0), flags, Tag(7));
+                        let step = engine.read(reactor, id, ByteRange::new(offset, 0), flags, Tag(7));
                         assert!(matches!(&step, Ok(Step::Now(payload)) if payload.is_empty()), "{step:?}");
                     }
                     let frame = reactor.frames().alloc(4096).unwrap();
@@ -344,17 +349,26 @@ fn requests_for_no_bytes_end_at_once() {
                             engine.write_small(reactor, id, offset, &[], flags, Tag(7)),
                             Ok(Step::Now(()))
                         ));
-                        assert!(matches!(engine.trim(reactor, id, (offset, 0), durable, Tag(7)), Ok(Step::Now(()))));
-                        assert!(matches!(engine.zero(reactor, id, (offset, 0), zero, Tag(7)), Ok(Step::Now(()))));
+                        assert!(matches!(
+                            engine.trim(reactor, id, ByteRange::new(offset, 0), durable, Tag(7)),
+                            Ok(Step::Now(()))
+                        ));
+                        assert!(matches!(
+                            engine.zero(reactor, id, ByteRange::new(offset, 0), zero, Tag(7)),
+                            Ok(Step::Now(()))
+                        ));
                     }
                     let flags = WriteFlags { durable: true };
                     let step = engine.write(reactor, id, offset, FrameRange::new(frame, 0, 0), flags, Tag(7));
                     assert_eq!(step, Ok(Begun::Now));
-                    assert!(matches!(engine.prefetch(reactor, id, (offset, 0), Tag(7)), Ok(Step::Now(()))));
-                    let extents = engine.extents(reactor, id, (offset, 0), 100, Tag(7));
+                    assert!(matches!(
+                        engine.prefetch(reactor, id, ByteRange::new(offset, 0), Tag(7)),
+                        Ok(Step::Now(()))
+                    ));
+                    let extents = engine.extents(reactor, id, ByteRange::new(offset, 0), 100, Tag(7));
                     assert!(matches!(&extents, Ok(Step::Now(none)) if none.is_empty()), "{extents:?}");
                 }
-                let past = engine.read(reactor, id, ((1 << 20) + 1, 0), ReadFlags::default(), Tag(7));
+                let past = engine.read(reactor, id, ByteRange::new((1 << 20) + 1, 0), ReadFlags::default(), Tag(7));
                 assert!(matches!(past, Err(BlockError::OutOfRange)), "{past:?}");
                 assert_eq!(engine.in_flight(), 0);
             }
@@ -387,7 +401,8 @@ fn a_large_read_in_a_pool_that_is_cut_up_is_done_in_smaller_pieces_while_others_
         let options = VolumeOptions { faults: FaultRules(vec![slow]), ..VolumeOptions::default() };
         let mut rig = Rig::new(io, path_store(&path), options);
         let flags = ReadFlags { private: true, ..ReadFlags::default() };
-        let read = |rig: &mut Rig| rig.engine.read(&mut rig.reactor, rig.volume, (0, 256 << 10), flags, Tag(7));
+        let read =
+            |rig: &mut Rig| rig.engine.read(&mut rig.reactor, rig.volume, ByteRange::new(0, 256 << 10), flags, Tag(7));
         assert!(matches!(rig.engine.flush(&mut rig.reactor, rig.volume, Tag(7)), Ok(Step::Later)));
         // Little is free: what is under way will bring more.
         let taken = cut_up(&rig.reactor, 100);
@@ -417,8 +432,9 @@ fn what_is_read_lies_in_the_staging_pool_and_waits_when_it_is_full() {
             (1 << 20, 1 << 20)
         );
         let (flags, free) = (ReadFlags { private: true, ..ReadFlags::default() }, rig.reactor.frames().free_bytes());
-        let read =
-            |rig: &mut Rig, offset| rig.engine.read(&mut rig.reactor, rig.volume, (offset, 1 << 20), flags, Tag(7));
+        let read = |rig: &mut Rig, offset| {
+            rig.engine.read(&mut rig.reactor, rig.volume, ByteRange::new(offset, 1 << 20), flags, Tag(7))
+        };
         assert!(matches!(read(&mut rig, 1 << 20), Ok(Step::Later)));
         assert_eq!(
             (pool.free_bytes(), rig.reactor.frames().free_bytes()),
@@ -472,7 +488,7 @@ fn requests_outside_are_refused() {
     let read_only = VolumeOptions { read_only: true, ..VolumeOptions::default() };
     let mut rig = Rig::new(IoChoice::Auto, Store::memory("m", 10_000).unwrap(), read_only);
     assert_eq!(rig.write_small(0, b"x", false), Err(BlockError::ReadOnly));
-    assert_eq!(rig.zero((0, 1), ZeroFlags::default()), Err(BlockError::ReadOnly));
+    assert_eq!(rig.zero(ByteRange::new(0, 1), ZeroFlags::default()), Err(BlockError::ReadOnly));
     assert_eq!(rig.read(0, 1), Ok(vec![0]));
 }
 
@@ -487,7 +503,7 @@ fn a_truncated_file_is_an_error_and_not_zeroes() {
             assert!(matches!(rig.read(8192, 4096), Err(BlockError::Io(_))), "on {}", folder.path().display());
             // Who copies skips holes as zeroes: what is gone must not be told as one.
             for start in [0, 8192] {
-                let extents = rig.extents((start, (1 << 20) - start));
+                let extents = rig.extents(ByteRange::new(start, (1 << 20) - start));
                 let past = extents.last().unwrap();
                 assert!(!past.hole && past.len >= (1 << 20) - 8192, "{extents:?}");
             }

@@ -11,7 +11,7 @@ use byway_frontend::nbd::reply::Replies;
 use byway_frontend::nbd::request::{BlockSizes, Command, Headers, Request as NbdRequest, Rules, Tag};
 use byway_frontend::nbd::transmission::{Parsed, Transmission};
 use byway_frontend::nbd::wire::CompactRequest;
-use byway_reactor::{Errno, Frame};
+use byway_reactor::{ByteRange, Errno, Frame};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Request, VolumeInfo};
 use rustix::io::retry_on_intr;
@@ -20,7 +20,7 @@ use rustix::net::{
 };
 
 use super::command::AttachError;
-use super::volume_server::{Answer, KernelSide, Requests, Supply};
+use super::volume_server::{Answer, KernelSide, KernelWrite, Requests, Supply};
 use crate::limits::ATTACH_REQUESTS_PER_TURN;
 
 /// This process's end of the socket pair.
@@ -134,7 +134,8 @@ impl NbdSocket {
         }
         let NbdRequest { cookie, offset, flags, .. } = payload.request;
         if is_inside(&payload.request, &requests.info) {
-            requests.write(cookie, (offset, len), frame, flags.has(CommandFlags::FUA));
+            let write = KernelWrite { unique: cookie, offset, len, durable: flags.has(CommandFlags::FUA) };
+            requests.write(write, frame);
         } else {
             self.reply_error(cookie);
         }
@@ -183,7 +184,7 @@ impl NbdSocket {
 
 /// The kernel may ask past the end of a volume that has shrunk.
 fn is_inside(request: &NbdRequest, info: &VolumeInfo) -> bool {
-    request.offset.checked_add(request.length).is_some_and(|end| end <= info.len)
+    ByteRange::new(request.offset, request.length).ends_by(info.len)
 }
 
 /// Receives bytes; 0 if there are none, and `supply` says whether there will be.

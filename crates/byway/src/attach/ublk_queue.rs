@@ -5,14 +5,14 @@ use std::os::fd::OwnedFd;
 
 use byway_frontend::limits::UBLK_REQUEST_BYTES_MAX;
 use byway_frontend::ublk::{Operation, Queue, Taken, UblkDevice, UblkOptions, UblkRequest};
-use byway_reactor::{Errno, Frame};
+use byway_reactor::{ByteRange, Errno, Frame};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Request, VolumeInfo};
 
 use super::command::AttachError;
 use super::device;
 use super::registry::{Attachment, UblkRecord};
-use super::volume_server::{Answer, KernelSide, Requests, Supply};
+use super::volume_server::{Answer, KernelSide, KernelWrite, Requests, Supply};
 use crate::limits::ATTACH_REQUESTS_PER_TURN;
 
 /// The kernel's requests.
@@ -57,7 +57,7 @@ impl UblkQueue {
         let UblkRequest { tag, operation, offset, len } = request;
         let unique = u64::from(tag);
         // The kernel may ask past the end of a volume that has shrunk.
-        let is_inside = offset.checked_add(len).is_some_and(|end| end <= requests.info.len);
+        let is_inside = ByteRange::new(offset, len).ends_by(requests.info.len);
         let zero = |keep_space| {
             let flags = ZeroFlags { keep_space, ..ZeroFlags::default() };
             Request::Zero { offset, len, flags }
@@ -72,7 +72,9 @@ impl UblkQueue {
             Operation::Unknown => self.answer(unique, Err(Errno::OPNOTSUPP)),
             _ if !is_inside => self.answer(unique, Err(Errno::IO)),
             Operation::Read => requests.read(unique, offset, len as usize),
-            Operation::Write { durable } => requests.write_from(self, unique, (offset, len as usize), durable),
+            Operation::Write { durable } => {
+                requests.write_from(self, KernelWrite { unique, offset, len: len as usize, durable });
+            }
             Operation::Discard => requests.ask_plain(unique, zero(false)),
             Operation::WriteZeroes { keep_space } => requests.ask_plain(unique, zero(keep_space)),
         }

@@ -68,6 +68,18 @@ pub(super) enum Answer<'a> {
     Done,
 }
 
+/// A write of the kernel.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KernelWrite {
+    /// The kernel's number of the request.
+    pub unique: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+    pub durable: bool,
+}
+
 /// What waits for a frame or for a place at the client.
 #[derive(Debug)]
 enum Waiting {
@@ -78,12 +90,7 @@ enum Waiting {
         offset: u64,
         len: usize,
     },
-    Payload {
-        unique: u64,
-        offset: u64,
-        len: usize,
-        durable: bool,
-    },
+    Payload(KernelWrite),
     Request {
         unique: u64,
         asked: Asked,
@@ -195,8 +202,8 @@ impl Requests {
     }
 
     /// There is no memory for a write's payload, which stays at the kernel.
-    pub(super) fn wait_for_payload(&mut self, unique: u64, (offset, len): (u64, usize), durable: bool) {
-        self.waiting.push_back(Waiting::Payload { unique, offset, len, durable });
+    pub(super) fn wait_for_payload(&mut self, write: KernelWrite) {
+        self.waiting.push_back(Waiting::Payload(write));
     }
 
     pub(super) fn read(&mut self, unique: u64, offset: u64, len: usize) {
@@ -206,7 +213,8 @@ impl Requests {
         }
     }
 
-    pub(super) fn write(&mut self, unique: u64, (offset, len): (u64, usize), from: Frame, durable: bool) {
+    pub(super) fn write(&mut self, write: KernelWrite, from: Frame) {
+        let KernelWrite { unique, offset, len, durable } = write;
         self.ask(unique, Asked::Write(len as u32), Request::Write { offset, len, from: Rc::new(from), durable });
     }
 
@@ -233,9 +241,7 @@ impl Requests {
         for _ in 0..self.waiting.len() {
             match self.waiting.pop_front() {
                 Some(Waiting::Read { unique, offset, len }) => self.read(unique, offset, len),
-                Some(Waiting::Payload { unique, offset, len, durable }) => {
-                    self.write_from(kernel, unique, (offset, len), durable);
-                }
+                Some(Waiting::Payload(write)) => self.write_from(kernel, write),
                 Some(Waiting::Request { unique, asked, request }) => self.ask(unique, asked, request),
                 Some(Waiting::Room) | None => {}
             }
@@ -243,19 +249,13 @@ impl Requests {
     }
 
     /// Fetches a write's payload from the kernel, and writes it.
-    pub(super) fn write_from(
-        &mut self,
-        kernel: &mut impl KernelSide,
-        unique: u64,
-        (offset, len): (u64, usize),
-        durable: bool,
-    ) {
-        let Some(mut frame) = self.alloc(len) else { return self.wait_for_payload(unique, (offset, len), durable) };
-        match kernel.copy_payload(unique, &mut frame) {
-            Ok(()) => self.write(unique, (offset, len), frame, durable),
+    pub(super) fn write_from(&mut self, kernel: &mut impl KernelSide, write: KernelWrite) {
+        let Some(mut frame) = self.alloc(write.len) else { return self.wait_for_payload(write) };
+        match kernel.copy_payload(write.unique, &mut frame) {
+            Ok(()) => self.write(write, frame),
             Err(error) => {
                 tracing::error!(%error, "cannot take a write's data from the kernel");
-                kernel.answer(unique, Err(Errno::IO));
+                kernel.answer(write.unique, Err(Errno::IO));
             }
         }
     }

@@ -22,6 +22,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use byway_reactor::ByteRange;
 use rustix::fs::OFlags;
 
 use crate::limits::RESUME_BYTES_MAX;
@@ -269,6 +270,6 @@ fn parse_line(line: &str, bytes: u64) -> Option<Line> {
         "drop" => Line::Drop(offset, len),
         _ => return None,
     };
-    let inside = len > 0 && offset.checked_add(len)? <= bytes;
+    let inside = len > 0 && ByteRange::new(offset, len).ends_by(bytes);
     (inside && words.next().is_none()).then_some(line)
 }

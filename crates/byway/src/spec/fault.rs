@@ -1,7 +1,7 @@
 //! Rules of a fault store: `OPERATION=EFFECT[@OFFSET+LENGTH][#COUNT]`.
 
-use byway_reactor::Errno;
-use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRange, FaultRule, FaultRules, StoreSpec};
+use byway_reactor::{ByteRange, Errno};
+use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules, StoreSpec};
 
 use super::text::Text;
 use super::{SpecError, SpecFault, store};
@@ -79,10 +79,10 @@ fn parse_count(text: &Text) -> Result<u64, SpecError> {
     count.ok_or_else(|| text.error(SpecFault::Count(text.value())))
 }
 
-fn parse_range(text: &Text) -> Result<FaultRange, SpecError> {
+fn parse_range(text: &Text) -> Result<ByteRange, SpecError> {
     let bad = || text.error(SpecFault::Range(text.value()));
     let (offset, len) = text.split_once('+').ok_or_else(bad)?;
     let offset = parse_size(&offset.value()).map_err(|_| bad())?;
     let len = parse_size(&len.value()).ok().filter(|&len| len > 0).ok_or_else(bad)?;
-    Ok(FaultRange { offset, len })
+    Ok(ByteRange { offset, len })
 }

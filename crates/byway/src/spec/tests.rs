@@ -2,8 +2,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use byway_fabric::access::Access;
-use byway_reactor::Errno;
-use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRange, FaultRule, FaultRules, Stage};
+use byway_reactor::{ByteRange, Errno};
+use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules, Stage};
 use proptest::prelude::*;
 
 use super::*;
@@ -54,7 +54,7 @@ fn fault_rules_wrap_any_store() {
         rule(
             FaultOperation::Read,
             FaultEffect::Error(Errno::IO),
-            Some(FaultRange { offset: 1 << 20, len: 65536 }),
+            Some(ByteRange { offset: 1 << 20, len: 65536 }),
             Some(1),
         ),
         rule(FaultOperation::Write, FaultEffect::Short, None, None),
@@ -138,7 +138,7 @@ fn any_rule() -> impl Strategy<Value = FaultRule> {
         Just(FaultEffect::Short),
     ];
     let operation = prop::sample::select(fault::OPERATIONS.to_vec()).prop_map(|(_, operation)| operation);
-    let range = prop::option::of((any::<u64>(), 1u64..).prop_map(|(offset, len)| FaultRange { offset, len }));
+    let range = prop::option::of((any::<u64>(), 1u64..).prop_map(|(offset, len)| ByteRange { offset, len }));
     (operation, effect, range, prop::option::of(1u64..)).prop_map(|(operation, effect, range, count_max)| FaultRule {
         operation,
         effect,

@@ -4,6 +4,8 @@
 //! `Call` that names a window of its sender brings a [`Grant`] with it, and so does a `Window`, by which nodes and lenders of memory
 //! tell of theirs. The table keeps the last grant of each slot of the peer's windows; a window that is used again has another key, and an old grant is then not found any more.
 
+use byway_reactor::ByteRange;
+
 use crate::limits::GRANTS_MAX;
 use crate::windows::{WindowError, WindowKey, slot_of};
 use crate::wire::{Grant, WindowAdvert};
@@ -116,8 +118,8 @@ impl Grants {
         if rights & right == 0 {
             return Err(WindowError::Rights);
         }
-        let end = at.offset.checked_add(len as u64).filter(|end| *end <= grant.len.get());
-        let address = grant.address.get().checked_add(at.offset).filter(|_| end.is_some());
+        let is_inside = ByteRange::new(at.offset, len as u64).ends_by(grant.len.get());
+        let address = grant.address.get().checked_add(at.offset).filter(|_| is_inside);
         let (memory, key) = (lent.unwrap_or(0), grant.key.get());
         Ok(PeerAddress { memory, address: address.ok_or(WindowError::Bounds)?, key })
     }

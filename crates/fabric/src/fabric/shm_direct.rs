@@ -9,7 +9,7 @@
 //! ([`FramePool::revoke`]): a server that continues a copy after a long stop writes into pages that nothing uses. The arena
 //! is not lent again then.
 
-use byway_reactor::{Errno, File, Frame, FramePool, Gather, LentPlace, Reactor, Socket};
+use byway_reactor::{Errno, FileRange, Frame, FramePool, Gather, LentPlace, Reactor, Socket};
 use zerocopy::FromBytes;
 
 use super::grants::PeerAddress;
@@ -149,11 +149,11 @@ impl Fabric {
         reactor: &mut Reactor,
         session: SessionId,
         to: Remote,
-        (file, offset, len): (File, u64, usize),
+        from: FileRange,
     ) -> Option<Result<usize, Errno>> {
-        let (socket, place) = self.place_of(session, to, len, WindowAdvert::PUT)?;
+        let (socket, place) = self.place_of(session, to, from.len, WindowAdvert::PUT)?;
         let place = LentPlace { memory: place.memory, offset: place.address };
-        match reactor.put_file(socket, (file, offset, len), place) {
+        match reactor.put_file(socket, from, place) {
             Err(Errno::AGAIN) => None,
             result => {
                 if let (Some(state), Ok(count)) = (self.sessions.get_mut(session), result) {

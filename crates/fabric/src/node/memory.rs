@@ -19,7 +19,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use byway_reactor::{Mapping, PartUses, bytewise};
+use byway_reactor::{ByteRange, Mapping, PartUses, bytewise};
 use smallvec::{SmallVec, smallvec};
 
 use super::error::{InUse, SubmitError};
@@ -387,7 +387,7 @@ impl Descriptor {
     }
 
     pub(super) fn check(&self, offset: u64, len: usize) -> Result<(), SubmitError> {
-        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= self.len());
+        let inside = ByteRange::new(offset, len as u64).ends_by(self.len());
         if inside { Ok(()) } else { Err(SubmitError::OutOfRange) }
     }
 }

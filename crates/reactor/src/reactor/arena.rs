@@ -12,10 +12,11 @@
 use std::ops::Range;
 
 use super::{Backend, Reactor};
+use crate::byte_range::FileRange;
 use crate::frame::{Frame, FramePool};
 use crate::gather::Gather;
 use crate::loan::Loan;
-use crate::op::{Errno, File, Socket};
+use crate::op::{Errno, Socket};
 use crate::shared::{BackendContext, Lending, LentPlace};
 
 impl Reactor {
@@ -119,17 +120,12 @@ impl Reactor {
     /// `ENOTCONN`, `EACCES` and `ERANGE` as for [`Reactor::put`]: nothing was copied. `EAGAIN` if a part of the range is not in memory: read
     /// it into a frame ([`Op::Read`](crate::Op::Read)); always in a simulation. `EAGAIN`, and what the kernel says of the read and of
     /// mapping the memory: some may have been copied.
-    pub fn put_file(
-        &mut self,
-        socket: Socket,
-        (file, offset, len): (File, u64, usize),
-        to: LentPlace,
-    ) -> Result<usize, Errno> {
+    pub fn put_file(&mut self, socket: Socket, from: FileRange, to: LentPlace) -> Result<usize, Errno> {
         if let Backend::Sim(sim) = &mut self.backend {
             return sim.lending(socket, |_| Err(Errno::AGAIN));
         }
         let (shared, mut context) = context!(self);
-        shared.put_file(&mut context, socket, (file, offset, len), to)
+        shared.put_file(&mut context, socket, from, to)
     }
 
     /// Fills a range of a frame with what lies at a place in the peer's memory now. The copy is complete when this returns. The peer

@@ -11,6 +11,7 @@ use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
 
+use crate::byte_range::ByteRange;
 use crate::limits::{FRAME_BYTES_MIN, PEER_PART_BYTES};
 use crate::region::{Access, Region, check_peer_file};
 
@@ -63,8 +64,7 @@ impl PeerMemory {
         if access == Access::Write && self.access == Access::Read {
             return Err(Errno::ACCESS);
         }
-        let end = offset.checked_add(len as u64).ok_or(Errno::RANGE)?;
-        if end > self.bytes { Err(Errno::RANGE) } else { Ok(()) }
+        if ByteRange::new(offset, len as u64).ends_by(self.bytes) { Ok(()) } else { Err(Errno::RANGE) }
     }
 
     /// The address of byte `offset`, which lies in the memory, and how many bytes follow it there in the same mapping. `None` if

@@ -8,11 +8,12 @@ use rustix::io::Errno;
 use super::shm_stream::{ShmStream, copy_memory, copy_part};
 use super::{BackendContext, Lending, PeerMemory, Shared};
 use crate::blocking::RawBuffer;
+use crate::byte_range::FileRange;
 use crate::bytewise;
 use crate::frame::Frame;
 use crate::gather::Gather;
 use crate::limits::PEER_MAPPED_BYTES_MAX;
-use crate::op::{File, Socket};
+use crate::op::Socket;
 use crate::os::Os;
 use crate::region::Access;
 
@@ -107,7 +108,7 @@ impl Shared {
         &mut self,
         context: &mut BackendContext<'_>,
         socket: Socket,
-        (file, offset, len): (File, u64, usize),
+        FileRange { file, offset, len }: FileRange,
         mut to: LentPlace,
     ) -> Result<usize, Errno> {
         self.check(socket, to, len, Access::Write)?;

@@ -12,6 +12,7 @@ use super::losses::Losses;
 use super::node::{InFlight, Work};
 use super::rng::Rng;
 use super::world::{Crash, Inner};
+use crate::byte_range::ByteRange;
 use crate::op::{Allocate, Errno, Extent, File, Op, Outcome, Token};
 
 /// Sectors tear independently.
@@ -359,7 +360,7 @@ impl Inner {
             Err(error) => return self.refuse(id, op, token, error),
         };
         let aligned = |offset: u64, len: usize| (offset | len as u64).is_multiple_of(u64::from(block));
-        let inside = |offset: u64, len: usize| offset.checked_add(len as u64).is_some_and(|end| end <= sim.len());
+        let inside = |offset: u64, len: usize| ByteRange::new(offset, len as u64).ends_by(sim.len());
         let wrong = match &op {
             Op::Write { .. } | Op::Allocate { .. } if options.read_only => Some(Errno::BADF),
             Op::Read { offset, len, .. } if !aligned(*offset, *len) => Some(Errno::INVAL),
@@ -578,7 +579,7 @@ impl Inner {
 
     pub(super) fn try_write(&mut self, id: u64, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
         let (sim, options, _) = self.sim_file(id, file)?;
-        let fits = offset.checked_add(bytes.len() as u64).is_some_and(|end| end <= sim.len());
+        let fits = ByteRange::new(offset, bytes.len() as u64).ends_by(sim.len());
         if options.read_only {
             return Err(Errno::BADF);
         }
@@ -594,7 +595,7 @@ impl Inner {
 
     pub(super) fn resident(&mut self, id: u64, file: File, offset: u64, len: usize) -> bool {
         let Ok((sim, options, _)) = self.sim_file(id, file) else { return false };
-        let inside = offset.checked_add(len as u64).is_some_and(|end| end <= sim.len());
+        let inside = ByteRange::new(offset, len as u64).ends_by(sim.len());
         options.map && inside && len > 0 && self.rng.one_in(2)
     }
 }

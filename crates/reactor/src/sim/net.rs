@@ -194,13 +194,13 @@ impl Inner {
             self.events.add(self.now + CONNECT_RETRY, Event::Syn { node: id, op });
             return;
         }
-        let connection = self.open_connection(id, (from, to), is_shared);
+        let connection = self.open_connection(id, from, to, is_shared);
         let at = self.now + self.latency(from.ip(), to.ip());
         self.events.add(at, Event::SynAck { node: id, op, connection });
     }
 
     /// Makes a connection if there is a listener.
-    fn open_connection(&mut self, client: u64, (from, to): (SocketAddr, SocketAddr), is_shared: bool) -> Option<u64> {
+    fn open_connection(&mut self, client: u64, from: SocketAddr, to: SocketAddr, is_shared: bool) -> Option<u64> {
         let server = self.live(to.ip())?;
         let key = self.new_id();
         let node = self.nodes.get_mut(&server)?;

@@ -4,6 +4,7 @@ use super::disk::SimFile;
 use super::events::Event;
 use super::node::{InFlight, Sending, Work};
 use super::world::Inner;
+use crate::byte_range::ByteRange;
 use crate::file::Backing;
 use crate::gather::{Gather, Segment};
 use crate::limits::OPS_MAX;
@@ -85,7 +86,7 @@ impl Inner {
             if let Segment::Map { file, offset, len } = segment {
                 let open = self.nodes.get(&id).and_then(|node| node.files.get(file.index, file.generation));
                 let open = open.ok_or(Errno::BADF)?;
-                let inside = offset.checked_add(*len as u64).is_some_and(|end| end <= open.len());
+                let inside = ByteRange::new(*offset, *len as u64).ends_by(open.len());
                 match &open.backing {
                     Backing::Sim(file) if inside && open.is_mapped() => maps.push(file.clone()),
                     _ => return Err(Errno::FAULT),

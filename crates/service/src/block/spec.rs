@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use byway_fabric::access::Access;
-use byway_reactor::Errno;
+use byway_reactor::{ByteRange, Errno};
 
 /// Characters of the longest volume name.
 pub const VOLUME_NAME_CHARS_MAX: usize = 64;
@@ -220,25 +220,9 @@ pub struct FaultRule {
     /// What happens to them.
     pub effect: FaultEffect,
     /// Only those that touch this range; `None`: all. A flush has no range and matches any.
-    pub range: Option<FaultRange>,
+    pub range: Option<ByteRange>,
     /// Only the first so many that match; `None`: all of them.
     pub count_max: Option<u64>,
-}
-
-/// A range of the volume.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FaultRange {
-    /// First byte.
-    pub offset: u64,
-    /// Bytes, at least 1.
-    pub len: u64,
-}
-
-impl FaultRange {
-    /// Whether `len` bytes at `offset` touch it.
-    pub fn touches(&self, offset: u64, len: u64) -> bool {
-        offset < self.offset.saturating_add(self.len) && self.offset < offset.saturating_add(len)
-    }
 }
 
 /// Which operations a rule is about.
@@ -283,15 +267,5 @@ mod tests {
         assert_eq!(VolumeName::new(&"x".repeat(65)), Err(VolumeNameError::TooLong { chars: 65 }));
         let slash = VolumeName::new("a/b").unwrap_err();
         assert_eq!(slash, VolumeNameError::Character { name: "a/b".to_owned(), character: '/' });
-    }
-
-    #[test]
-    fn a_fault_range_touches_what_overlaps_it() {
-        let range = FaultRange { offset: 4096, len: 4096 };
-        assert!(range.touches(8191, 1));
-        assert!(range.touches(0, 4097));
-        assert!(!range.touches(0, 4096));
-        assert!(!range.touches(8192, 10));
-        assert!(FaultRange { offset: u64::MAX - 1, len: 100 }.touches(u64::MAX - 1, 1));
     }
 }

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use byway_reactor::ByteRange;
+
 use super::changes::Changes;
 use super::engine::{Effect, Fault, Operation};
 use super::error::BlockError;
@@ -249,7 +251,9 @@ impl Volume {
                 FaultOperation::Zero => operation == Operation::Zero,
                 FaultOperation::Extents => operation == Operation::Extents,
             };
-            let here = rule.range.is_none_or(|range| operation == Operation::Flush || range.touches(offset, len));
+            let here = rule
+                .range
+                .is_none_or(|range| operation == Operation::Flush || range.overlaps(ByteRange::new(offset, len)));
             if !about || !here {
                 continue;
             }

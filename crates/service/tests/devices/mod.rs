@@ -88,12 +88,20 @@ fn any_range_of_a_cached_device_is_zeroed_and_trimmed() {
                 for keep_space in [false, true] {
                     let mut rig = device.rig(io);
                     let flags = ZeroFlags { keep_space, durable: true, ..ZeroFlags::default() };
-                    assert_eq!(rig.zero((start as u64, len as u64), flags), Ok(()), "{len} bytes at {start}");
+                    assert_eq!(
+                        rig.zero(ByteRange::new(start as u64, len as u64), flags),
+                        Ok(()),
+                        "{len} bytes at {start}"
+                    );
                     assert_zeroed(&mut rig, start, start + len, "zero");
                 }
                 for durable in [false, true] {
                     let mut rig = device.rig(io);
-                    assert_eq!(rig.trim((start as u64, len as u64), durable), Ok(()), "{len} bytes at {start}");
+                    assert_eq!(
+                        rig.trim(ByteRange::new(start as u64, len as u64), durable),
+                        Ok(()),
+                        "{len} bytes at {start}"
+                    );
                     let bytes = rig.read(0, LEN).unwrap();
                     assert!(bytes[..start].iter().chain(&bytes[start + len..]).all(|byte| *byte == 1), "too much");
                 }
@@ -108,15 +116,21 @@ fn a_fast_zero_of_a_device_is_never_written_out() {
     for io in BACKENDS {
         if let Some(device) = Device::new(false) {
             let mut rig = device.rig(io);
-            assert_eq!(rig.zero((0, 65536), FAST), Err(BlockError::Unsupported));
-            assert_eq!(rig.zero((0, 65536), ZeroFlags { keep_space: true, ..FAST }), Err(BlockError::Unsupported));
+            assert_eq!(rig.zero(ByteRange::new(0, 65536), FAST), Err(BlockError::Unsupported));
+            assert_eq!(
+                rig.zero(ByteRange::new(0, 65536), ZeroFlags { keep_space: true, ..FAST }),
+                Err(BlockError::Unsupported)
+            );
             assert_zeroed(&mut rig, 0, 0, "refused");
             assert_eq!(rig.flush(), Ok(()));
         }
         if let Some(device) = Device::new(true) {
             let mut rig = device.rig(io);
-            assert_eq!(rig.zero((0, 65536), ZeroFlags { keep_space: true, ..FAST }), Err(BlockError::Unsupported));
-            assert_eq!(rig.zero((0, 65536), FAST), Ok(()));
+            assert_eq!(
+                rig.zero(ByteRange::new(0, 65536), ZeroFlags { keep_space: true, ..FAST }),
+                Err(BlockError::Unsupported)
+            );
+            assert_eq!(rig.zero(ByteRange::new(0, 65536), FAST), Ok(()));
             assert_zeroed(&mut rig, 0, 65536, "fast");
         }
     }
@@ -129,10 +143,10 @@ fn a_device_gets_space_back_by_trims_and_by_zeroes_that_may_be_holes() {
         for durable in [false, true] {
             let mut rig = device.rig(io);
             let before = device.taken();
-            assert_eq!(rig.trim((0, LEN as u64 / 2), durable), Ok(()));
+            assert_eq!(rig.trim(ByteRange::new(0, LEN as u64 / 2), durable), Ok(()));
             assert_eq!(rig.flush(), Ok(()));
             assert!(device.taken() <= before / 2, "trim, durable: {durable}: {} of {before}", device.taken());
-            assert_eq!(rig.zero((0, LEN as u64), ZeroFlags { durable, ..ZeroFlags::default() }), Ok(()));
+            assert_eq!(rig.zero(ByteRange::new(0, LEN as u64), ZeroFlags { durable, ..ZeroFlags::default() }), Ok(()));
             assert_eq!(rig.flush(), Ok(()));
             assert_eq!(device.taken(), 0, "zero, durable: {durable}");
             assert_zeroed(&mut rig, 0, LEN, "holes");
@@ -145,7 +159,7 @@ fn a_durable_trim_of_a_device_without_discard_writes_nothing() {
     let Some(device) = Device::new(false) else { return };
     for io in BACKENDS {
         let mut rig = device.rig(io);
-        assert_eq!(rig.trim((0, 65536), true), Ok(()));
+        assert_eq!(rig.trim(ByteRange::new(0, 65536), true), Ok(()));
         assert_zeroed(&mut rig, 0, 0, "trim");
     }
 }

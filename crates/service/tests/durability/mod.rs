@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use byway_fabric::random::Random;
 use byway_reactor::sim::{FileFault, FileOp, SimFile, World};
-use byway_reactor::{Errno, FileOptions, OpenFile};
+use byway_reactor::{ByteRange, Errno, FileOptions, OpenFile};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 
 use super::*;
@@ -24,7 +24,7 @@ fn a_request_that_a_store_cannot_do_costs_nobody_a_flush() {
     for io in BACKENDS {
         let mut rig = Rig::new(io, Store::memory("m", LEN).unwrap(), VolumeOptions::default());
         let flags = ZeroFlags { keep_space: true, fast: true, durable: true };
-        assert_eq!(rig.zero((0, 4096), flags), Err(BlockError::Unsupported));
+        assert_eq!(rig.zero(ByteRange::new(0, 4096), flags), Err(BlockError::Unsupported));
         assert_eq!(rig.flush(), Ok(()));
         assert_eq!(rig.write_small(0, b"still durable", true), Ok(()));
     }
@@ -41,7 +41,7 @@ fn durable_requests_that_find_no_room_or_were_refused_lose_nothing() {
         // The store's own step of zeroing has written nothing that was promised, whatever came of it.
         for error in [Errno::NOSPC, Errno::IO] {
             let mut rig = failing_once(io, FaultOperation::Zero, error);
-            assert_eq!(rig.zero((0, 4096), FUA), Err(error.into()));
+            assert_eq!(rig.zero(ByteRange::new(0, 4096), FUA), Err(error.into()));
             assert_eq!(rig.flush(), Ok(()), "after {error}");
         }
     }
@@ -56,7 +56,7 @@ fn a_sync_that_fails_ends_all_flushes_and_a_durable_write_that_was_refused_does_
             assert_eq!(rig.flush(), Err(error.into()));
             assert_eq!(rig.flush(), Err(BlockError::FlushFailed));
             assert_eq!(rig.write_small(0, b"x", true), Err(BlockError::FlushFailed));
-            assert_eq!(rig.zero((0, 4096), FUA), Err(BlockError::FlushFailed));
+            assert_eq!(rig.zero(ByteRange::new(0, 4096), FUA), Err(BlockError::FlushFailed));
         }
         // The kernel did not take the bytes of a write that fails before its sync: only that write is lost.
         let mut rig = failing_once(io, FaultOperation::Write, Errno::IO);
@@ -155,7 +155,7 @@ impl Simulated {
 
     fn start_zeroing(&mut self, on: usize, tag: u64) {
         let Loop { reactor, engine, volume } = &mut self.loops[on];
-        let step = engine.zero(reactor, *volume, (1000 * tag, 700), FUA, Tag(tag));
+        let step = engine.zero(reactor, *volume, ByteRange::new(1000 * tag, 700), FUA, Tag(tag));
         assert!(matches!(step, Ok(Step::Later)), "{step:?}");
     }
 
@@ -408,7 +408,7 @@ fn zeroing_that_must_write_waits_for_a_frame() {
         }
         // Memory cannot keep the space of zeroes by itself.
         let flags = ZeroFlags { keep_space: true, fast: false, durable: true };
-        let step = rig.engine.zero(&mut rig.reactor, rig.volume, (0, 300_000), flags, Tag(7));
+        let step = rig.engine.zero(&mut rig.reactor, rig.volume, ByteRange::new(0, 300_000), flags, Tag(7));
         assert!(matches!(step, Ok(Step::Later)), "{step:?}");
         let (mut completions, mut done) = (Vec::new(), Vec::new());
         for _ in 0..10 {

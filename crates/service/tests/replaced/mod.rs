@@ -28,9 +28,13 @@ fn requests_wait_for_those_on_the_volume_that_was_replaced() {
         let busy = |step: Result<Step<()>, BlockError>| matches!(step, Ok(Step::Busy));
         let Rig { engine, reactor, volume } = &mut rig;
         let flags = ZeroFlags::default();
-        assert!(busy(engine.zero(reactor, *volume, (0, 512), flags, Tag(7))));
-        assert!(busy(engine.trim(reactor, *volume, (0, 512), false, Tag(7))));
-        assert!(busy(engine.read(reactor, *volume, (0, 3), ReadFlags::default(), Tag(7)).map(|step| step.map(drop))));
+        assert!(busy(engine.zero(reactor, *volume, ByteRange::new(0, 512), flags, Tag(7))));
+        assert!(busy(engine.trim(reactor, *volume, ByteRange::new(0, 512), false, Tag(7))));
+        assert!(busy(
+            engine
+                .read(reactor, *volume, ByteRange::new(0, 3), ReadFlags::default(), Tag(7))
+                .map(|step| step.map(drop))
+        ));
         assert!(busy(engine.write_small(reactor, *volume, 0, b"new", WriteFlags::default(), Tag(7))));
         assert!(engine.throttled_until().is_some(), "the front ends are told when to ask again");
 

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use byway_reactor::ByteRange;
 use byway_reactor::device_memory::DeviceMemory;
 use byway_service::block::spec::Stage;
 
@@ -32,7 +33,10 @@ fn staged(io: IoChoice, path: &Path, memory: &Arc<DeviceMemory>) -> Rig {
 
 impl Rig {
     fn read_as(&mut self, flags: ReadFlags, (offset, len): (u64, usize)) -> Payload {
-        let step = self.engine.read(&mut self.reactor, self.volume, (offset, len), flags, Tag(7)).unwrap();
+        let step = self
+            .engine
+            .read(&mut self.reactor, self.volume, ByteRange::new(offset, len as u64), flags, Tag(7))
+            .unwrap();
         assert!(matches!(step, Step::Later));
         match self.wait() {
             Outcome::Read(Ok(payload)) => payload,

@@ -5,14 +5,14 @@ use std::time::Duration;
 use byway_frontend::fuse::abi::{Attr, OpenOut, ROOT, StatFsOut, WriteOut, open};
 use byway_frontend::fuse::reply::{self, Entry};
 use byway_frontend::fuse::request::{Operation, Parsed};
-use byway_reactor::{Errno, Frame};
+use byway_reactor::{ByteRange, Errno, Frame};
 use byway_service::block::ZeroFlags;
 use byway_service::block::client::{Request, VolumeInfo};
 use rustix::fs::FallocateFlags;
 use zerocopy::IntoBytes;
 
 use super::{NODE, VolumeFile};
-use crate::attach::volume_server::Requests;
+use crate::attach::volume_server::{KernelWrite, Requests};
 
 /// How long the kernel believes what it is told of the file: until it is told otherwise.
 const VALID: Duration = Duration::from_hours(24);
@@ -61,7 +61,7 @@ impl VolumeFile {
             }
             Operation::Write(write) => {
                 debug_assert!(write.data.is_empty() || write.data.as_ptr() == frame.as_ptr());
-                if write.offset.checked_add(write.data.len() as u64).is_none_or(|last| last > end) {
+                if !ByteRange::new(write.offset, write.data.len() as u64).ends_by(end) {
                     self.refuse(unique, Errno::NOSPC);
                 } else if write.data.is_empty() {
                     self.finish(unique, Ok(&[WriteOut::default().as_bytes()]));
@@ -73,7 +73,7 @@ impl VolumeFile {
             Operation::Fsync { .. } => return Left::Flush,
             Operation::Fallocate { offset, length, mode, .. } => {
                 let mode = FallocateFlags::from_bits_retain(mode);
-                return self.fallocate(unique, (offset, length), mode, info);
+                return self.fallocate(unique, ByteRange::new(offset, length), mode, info);
             }
             operation => self.request_on_names(parsed, operation, info),
         }
@@ -81,7 +81,8 @@ impl VolumeFile {
     }
 
     /// Discards, and writes of zeroes: both read as zeroes afterwards.
-    fn fallocate(&mut self, unique: u64, (offset, len): (u64, u64), mode: FallocateFlags, info: &VolumeInfo) -> Left {
+    fn fallocate(&mut self, unique: u64, range: ByteRange, mode: FallocateFlags, info: &VolumeInfo) -> Left {
+        let ByteRange { offset, len } = range;
         let kinds = FallocateFlags::PUNCH_HOLE | FallocateFlags::ZERO_RANGE;
         if !mode.intersects(kinds) || mode - kinds != FallocateFlags::KEEP_SIZE {
             self.refuse(unique, Errno::OPNOTSUPP);
@@ -138,7 +139,7 @@ impl VolumeFile {
                 }
                 None => frame,
             };
-            return requests.write(unique, (offset, len), from, false);
+            return requests.write(KernelWrite { unique, offset, len, durable: false }, from);
         }
         self.incoming = Some(frame);
         match left {

@@ -11,8 +11,8 @@ use crate::limits::{
     ARENA_BYTES_MAX, ARENAS_BYTES_MAX, ARENAS_PER_STREAM_MAX, FRAME_BYTES_MAX, PEER_MAPPED_BYTES_MAX, PEER_PART_BYTES,
 };
 use crate::{
-    Address, Counters, File, FileOptions, Frame, FramePool, Gather, IoChoice, LentPlace, Mapping, Op, OpenFile,
-    Outcome, Socket,
+    Address, Counters, File, FileOptions, FileRange, Frame, FramePool, Gather, IoChoice, LentPlace, Mapping, Op,
+    OpenFile, Outcome, Socket,
 };
 
 const ARENA: usize = FRAME_BYTES_MAX;
@@ -242,8 +242,9 @@ fn a_file_is_read_straight_into_the_memory_of_the_peer() {
         let mut model = whole.to_vec();
         let (file, cut, bytes) = file(&mut pair.server, 100_000);
         let before = pair.server.reactor.counters();
-        let put = |pair: &mut Pair, range: (u64, usize), offset: u64| {
-            pair.server.reactor.put_file(pair.theirs, (file, range.0, range.1), LentPlace { memory: 0, offset })
+        let put = |pair: &mut Pair, (offset, len), to: u64| {
+            let from = FileRange { file, offset, len };
+            pair.server.reactor.put_file(pair.theirs, from, LentPlace { memory: 0, offset: to })
         };
         assert_eq!(put(&mut pair, (10, 60_000), 1000), Ok(60_000));
         model[1000..61_000].copy_from_slice(&bytes[10..60_010]);

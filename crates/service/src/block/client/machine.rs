@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use byway_fabric::tls::{AlertDescription, TlsError};
 use byway_fabric::{Slot, Slots};
-use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{ByteRange, Instant};
 
 use self::log::{Name, Unflushed};
 use self::pause::Pause;
@@ -93,6 +93,10 @@ pub(super) struct Operation<R, W> {
 }
 
 impl<R, W> Operation<R, W> {
+    fn range(&self) -> ByteRange {
+        ByteRange::new(self.offset, self.len)
+    }
+
     /// Whether a program asked for it; else the client does it by itself.
     pub(super) fn is_users(&self) -> bool {
         matches!(self.purpose, Purpose::User(_))
@@ -201,7 +205,7 @@ impl<R, W: Clone> Machine<R, W> {
             self.done.push(Done { tag, result: Err(error), buffer: into });
             return Ok(());
         }
-        let id = self.add(kind, (offset, len), into, from, Purpose::User(tag));
+        let id = self.add(kind, ByteRange::new(offset, len), into, from, Purpose::User(tag));
         self.queue.push_back(id);
         Ok(())
     }
@@ -209,7 +213,7 @@ impl<R, W: Clone> Machine<R, W> {
     fn add(
         &mut self,
         kind: Kind,
-        (offset, len): (u64, u64),
+        ByteRange { offset, len }: ByteRange,
         into: Option<R>,
         from: Option<W>,
         purpose: Purpose,
@@ -428,7 +432,7 @@ impl<R, W: Clone> Machine<R, W> {
         }
     }
 
-    fn overlaps_change(&self, offset: u64, len: u64) -> bool {
+    fn overlaps_change(&self, ByteRange { offset, len }: ByteRange) -> bool {
         let end = offset.saturating_add(len);
         let overlaps = |(start, stop, _): &(u64, u64, OpId)| *start < end && offset < *stop;
         !seeded::is(Bug::OverlappingWrites) && self.changing.iter().any(overlaps)
@@ -458,14 +462,13 @@ impl<R, W: Clone> Machine<R, W> {
         }
         if self.wants_flush() {
             self.own_flush = true;
-            let id = self.add(Kind::Flush, (0, 0), None, None, Purpose::OwnFlush);
+            let id = self.add(Kind::Flush, ByteRange::new(0, 0), None, None, Purpose::OwnFlush);
             return Some(self.send(id));
         }
         self.end_changes_without_room(now);
         let id = *self.queue.front()?;
         let operation = self.operations.get(id)?;
-        let waits =
-            operation.kind.changes() && (self.log_is_full() || self.overlaps_change(operation.offset, operation.len));
+        let waits = operation.kind.changes() && (self.log_is_full() || self.overlaps_change(operation.range()));
         if waits {
             return None;
         }

@@ -1,7 +1,7 @@
 //! Flushes and trims: they change a volume's state besides its bytes.
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Allocate, Op, Reactor};
+use byway_reactor::{Allocate, ByteRange, Op, Reactor};
 
 use super::{Counted, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
 use crate::block::error::BlockError;
@@ -43,7 +43,7 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        (offset, len): (u64, u64),
+        ByteRange { offset, len }: ByteRange,
         durable: bool,
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
@@ -62,7 +62,7 @@ impl Engine {
         if self.waits_for_replaced(reactor, id) {
             return Ok(Step::Busy);
         }
-        let attached = self.check(id, offset, len, true)?;
+        let attached = self.check(id, ByteRange::new(offset, len), true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {
             return Ok(Step::Now(()));

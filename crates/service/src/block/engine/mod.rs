@@ -19,7 +19,7 @@ mod zero;
 
 use std::time::Duration;
 
-use byway_reactor::{Completion, Extent, FramePool, Instant, Op, Reactor, Token};
+use byway_reactor::{ByteRange, Completion, Extent, FramePool, Instant, Op, Reactor, Token};
 use slab::Slab;
 
 use self::attached::Attached;
@@ -240,16 +240,16 @@ impl Engine {
         self.in_flight.len()
     }
 
-    fn check(&self, id: VolumeId, offset: u64, len: u64, writes: bool) -> Result<&Attached, BlockError> {
+    fn check(&self, id: VolumeId, range: ByteRange, writes: bool) -> Result<&Attached, BlockError> {
         let attached = self.attached(id)?;
         let volume = &attached.volume;
         if writes && volume.is_read_only() {
             return Err(BlockError::ReadOnly);
         }
-        if offset.checked_add(len).is_none_or(|end| end > volume.len()) {
+        if !range.ends_by(volume.len()) {
             return Err(if writes { BlockError::PastEnd } else { BlockError::OutOfRange });
         }
-        if (offset | len) & u64::from(volume.block_bytes() - 1) != 0 {
+        if (range.offset | range.len) & u64::from(volume.block_bytes() - 1) != 0 {
             return Err(BlockError::Misaligned);
         }
         Ok(attached)

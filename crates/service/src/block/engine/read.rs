@@ -1,6 +1,6 @@
 //! Reads: from mapped files without a copy, otherwise into frames; also prefetch and extents.
 
-use byway_reactor::{Extent, File, Frame, FramePool, Op, Reactor};
+use byway_reactor::{ByteRange, Extent, File, Frame, FramePool, Op, Reactor};
 
 use super::in_flight_io::SliceState;
 use super::stage::{Stage, in_device};
@@ -22,12 +22,12 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        range: (u64, usize),
+        range: ByteRange,
         flags: ReadFlags,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         let result = self.start_read(reactor, id, range, flags, tag);
-        self.counted(id, Counted { operation: Operation::Read, len: range.1 as u64, part: flags.part }, result)
+        self.counted(id, Counted { operation: Operation::Read, len: range.len, part: flags.part }, result)
     }
 
     /// The longest read that takes frames all at once; a longer one is [`Step::InParts`].
@@ -40,17 +40,18 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        (offset, len): (u64, usize),
+        range: ByteRange,
         flags: ReadFlags,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         if self.is_throttled(reactor, id) {
             return Ok(Step::Busy);
         }
-        let attached = self.check(id, offset, len as u64, false)?;
-        if len as u64 > REQUEST_BYTES_MAX {
+        let attached = self.check(id, range, false)?;
+        if range.len > REQUEST_BYTES_MAX {
             return Err(BlockError::TooLong);
         }
+        let (offset, len) = (range.offset, range.len as usize);
         if len == 0 {
             return Ok(Step::Now(Payload::default()));
         }
@@ -109,10 +110,11 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        (offset, len): (u64, u64),
+        range: ByteRange,
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
-        let attached = self.check(id, offset, len, false)?;
+        let attached = self.check(id, range, false)?;
+        let ByteRange { offset, len } = range;
         let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if files[0].options().direct || len == 0 {
             return Ok(Step::Now(()));
@@ -136,11 +138,12 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        (offset, len): (u64, u64),
+        range: ByteRange,
         count_max: usize,
         tag: Tag,
     ) -> Result<Step<Vec<Extent>>, BlockError> {
-        let attached = self.check(id, offset, len, false)?;
+        let attached = self.check(id, range, false)?;
+        let ByteRange { offset, len } = range;
         if len == 0 {
             return Ok(Step::Now(Vec::new()));
         }

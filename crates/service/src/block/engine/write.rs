@@ -2,7 +2,7 @@
 
 use byway_reactor::limits::FRAME_BYTES_MIN;
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, FrameRange, Op, Reactor, Socket};
+use byway_reactor::{ByteRange, Errno, FrameRange, Op, Reactor, Socket};
 
 use super::attached::Attached;
 use super::{Begun, Counted, Engine, IoKind, Operation, Request, Step, Tag, VolumeId, WriteFlags};
@@ -52,7 +52,7 @@ impl Engine {
         offset: u64,
         len: usize,
     ) -> usize {
-        let Ok(attached) = self.check(id, offset, len as u64, true) else { return 0 };
+        let Ok(attached) = self.check(id, ByteRange::new(offset, len as u64), true) else { return 0 };
         let Kind::Files { layout, .. } = attached.volume.kind() else { return 0 };
         if attached.volume.has_faults() {
             return 0;
@@ -71,7 +71,7 @@ impl Engine {
     /// # Errors
     /// See [`BlockError`].
     pub fn check_write(&self, id: VolumeId, offset: u64, len: u64) -> Result<(), BlockError> {
-        self.check(id, offset, len, true).map(|_| ())
+        self.check(id, ByteRange::new(offset, len), true).map(|_| ())
     }
 
     /// Writes at most [`Engine::write_piece_len`] bytes of a frame: a piece of a request, whose end is told by
@@ -105,7 +105,7 @@ impl Engine {
         let Request { volume: id, offset, .. } = request;
         let FrameRange { frame: from, start, len } = from;
         self.charge(reactor, id, len);
-        let attached = self.check(id, offset, len as u64, true)?;
+        let attached = self.check(id, ByteRange::new(offset, len as u64), true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Begun::Now) };
         if len == 0 {
             return Ok(Begun::Now);
@@ -163,7 +163,7 @@ impl Engine {
         flags: WriteFlags,
     ) -> Result<Step<()>, BlockError> {
         let Request { volume: id, offset, .. } = request;
-        let attached = self.check(id, offset, bytes.len() as u64, true)?;
+        let attached = self.check(id, ByteRange::new(offset, bytes.len() as u64), true)?;
         let Kind::Files { layout, .. } = attached.volume.kind() else { return Ok(Step::Now(())) };
         let durable = flags.durable && !cfg!(feature = "drop-flushes") && !seeded::is(Bug::IgnoredFua);
         let by_ring = durable || attached.volume.has_faults();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Allocate, Op, Outcome, Reactor, Token};
+use byway_reactor::{Allocate, ByteRange, Op, Outcome, Reactor, Token};
 
 use super::in_flight_io::{InFlightIo, IoKind, RunState, Way, Zeroing, unit_result};
 use super::{Counted, ENGINE_CLASS, Engine, Operation, Request, Step, Tag, VolumeId, ZeroFlags};
@@ -24,7 +24,7 @@ impl Engine {
         &mut self,
         reactor: &mut Reactor,
         id: VolumeId,
-        (offset, len): (u64, u64),
+        ByteRange { offset, len }: ByteRange,
         flags: ZeroFlags,
         tag: Tag,
     ) -> Result<Step<()>, BlockError> {
@@ -47,7 +47,7 @@ impl Engine {
         if self.waits_for_replaced(reactor, id) {
             return Ok(Step::Busy);
         }
-        let attached = self.check(id, offset, len, true)?;
+        let attached = self.check(id, ByteRange::new(offset, len), true)?;
         let Kind::Files { layout, files } = attached.volume.kind() else { return Ok(Step::Now(())) };
         if len == 0 {
             return Ok(Step::Now(()));

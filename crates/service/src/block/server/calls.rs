@@ -3,7 +3,7 @@
 use byway_fabric::access::Right;
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{DESCRIPTOR_BYTES, Descriptor, Fabric, SessionId, WindowKey};
-use byway_reactor::Reactor;
+use byway_reactor::{ByteRange, Reactor};
 use byway_rpc::session::{CallRef, Incomer};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -97,6 +97,7 @@ impl ServerContext<'_> {
     ) -> Result<(), CallError> {
         let VolumeCall { call, method, volume, arguments, window, window_len, payload } = *asked;
         let (offset, len) = (arguments.offset.get(), arguments.len.get());
+        let range = ByteRange::new(offset, len);
         let flag = |bit| arguments.flags.get() & bit != 0;
         let durable = flag(FLAG_DURABLE);
         match method {
@@ -127,22 +128,20 @@ impl ServerContext<'_> {
                 Ok(())
             }
             Method::Trim => {
-                self.plain(fabric, call, |server, tag| {
-                    server.engine.trim(reactor, volume, (offset, len), durable, tag)
-                });
+                self.plain(fabric, call, |server, tag| server.engine.trim(reactor, volume, range, durable, tag));
                 Ok(())
             }
             Method::Zero => {
                 let flags = ZeroFlags { keep_space: flag(FLAG_KEEP_SPACE), fast: flag(FLAG_FAST), durable };
-                self.plain(fabric, call, |server, tag| server.engine.zero(reactor, volume, (offset, len), flags, tag));
+                self.plain(fabric, call, |server, tag| server.engine.zero(reactor, volume, range, flags, tag));
                 Ok(())
             }
             Method::Prefetch => {
-                self.plain(fabric, call, |server, tag| server.engine.prefetch(reactor, volume, (offset, len), tag));
+                self.plain(fabric, call, |server, tag| server.engine.prefetch(reactor, volume, range, tag));
                 Ok(())
             }
             Method::Extents => {
-                self.extents(fabric, reactor, call, volume, (offset, len));
+                self.extents(fabric, reactor, call, volume, range);
                 Ok(())
             }
             Method::Open | Method::List => Err(CallError::Malformed),
@@ -155,7 +154,7 @@ impl ServerContext<'_> {
         reactor: &mut Reactor,
         call: CallRef,
         volume: VolumeId,
-        range: (u64, u64),
+        range: ByteRange,
     ) {
         let request = self.start_request(call.session, BlockRequest::Plain(call));
         let tag = self.core.tag(request);

@@ -3,8 +3,8 @@
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{CloseReason, Fabric, PayloadMeta, Put, Remote, Route, SessionId, Slot, WindowKey};
-use byway_reactor::Reactor;
 use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{ByteRange, Reactor};
 use byway_rpc::message::ReplyBody;
 use byway_rpc::session::CallRef;
 
@@ -95,7 +95,7 @@ impl ServerContext<'_> {
         let device = !private && fabric.capabilities(session).is_some_and(|wire| wire.device_memory);
         let sliced = read.len > SMALL_BYTES_MAX;
         let flags = ReadFlags { private, sliced, device, part: false };
-        let step = self.engine.read(reactor, read.volume, (read.offset, read.len), flags, tag);
+        let step = self.engine.read(reactor, read.volume, ByteRange::new(read.offset, read.len as u64), flags, tag);
         if sliced && matches!(step, Ok(Step::Later | Step::Now(_))) {
             let to = Remote { window: read.window, offset: 0 };
             self.sessions.note_transfer(fabric, session, to, read.len, true);

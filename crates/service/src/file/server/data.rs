@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{CloseReason, GetError, PayloadMeta, Put, Remote, SessionId, append_payload};
-use byway_reactor::{File, Frame, Outcome, Token, WriteAt};
+use byway_reactor::{ByteRange, File, FileRange, Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
 
 use super::super::wire::{CallError, FLAG_APPEND};
@@ -46,7 +46,7 @@ impl Shares {
         if len > SMALL_BYTES_MAX && !at.fabric.can_put(asked.call.session) {
             return Err(CallError::Busy);
         }
-        if asked.arguments.offset.get().checked_add(len as u64).is_none_or(|end| end > i64::MAX as u64) {
+        if !ByteRange::new(asked.arguments.offset.get(), len as u64).ends_by(i64::MAX as u64) {
             return Err(Errno::INVAL.into());
         }
         Ok((file, len, window))
@@ -153,12 +153,7 @@ impl Shares {
     }
 
     /// Reads straight into the client's window, where that can be reached and no device is needed, and answers. False: read into a frame.
-    pub(super) fn try_read_direct(
-        &mut self,
-        at: &mut At<'_>,
-        request: FileRequestId,
-        range: (File, u64, usize),
-    ) -> bool {
+    pub(super) fn try_read_direct(&mut self, at: &mut At<'_>, request: FileRequestId, from: FileRange) -> bool {
         let Some(&FileRequest::Read { call, window: Some(window), len }) = self.requests.get(request) else {
             return false;
         };
@@ -167,7 +162,7 @@ impl Shares {
             return false;
         }
         let to = Remote { window: window.key, offset: 0 };
-        match at.fabric.put_file(at.reactor, call.session, to, range) {
+        match at.fabric.put_file(at.reactor, call.session, to, from) {
             // Few bytes go in the message; of an error it is found out whether it is the file's.
             None | Some(Ok(1..=SMALL_BYTES_MAX) | Err(_)) => false,
             Some(Ok(0)) => {

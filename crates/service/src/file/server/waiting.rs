@@ -2,7 +2,7 @@
 
 use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{Fabric, Remote, SessionId};
-use byway_reactor::{File, Op, Reactor};
+use byway_reactor::{File, FileRange, Op, Reactor};
 
 use super::super::wire::{CallError, PROTOCOL};
 use super::{FileRequest, FileRequestId, Shares, Window};
@@ -54,7 +54,7 @@ impl Shares {
             }
         };
         if let Begin::Read { file, offset } = begin
-            && self.try_read_direct(at, request, (file, offset, len))
+            && self.try_read_direct(at, request, FileRange { file, offset, len })
         {
             note_begun(at);
             return true;

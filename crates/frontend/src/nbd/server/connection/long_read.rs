@@ -3,7 +3,8 @@
 //! Where chunks are allowed each part is one, so that an error can still be told. Else the reply's header promises all
 //! of it, and a part that cannot be read ends the connection.
 
-use byway_service::block::{BlockError, Outcome, Payload, Step};
+use byway_reactor::ByteRange;
+use byway_service::block::{BlockError, Outcome, Payload, ReadFlags, Step};
 
 use super::{CloseReason, Connection, Context, Expect, Pending, Progress, tag_of};
 use crate::limits::READ_PART_BYTES;
@@ -49,7 +50,8 @@ impl Connection {
         let at = request.offset + done;
         let last = done + len as u64 == request.length;
         let request = Request { length: len as u64, ..request };
-        match self.read(context.reactor, context.engine, (at, len), (false, !last), tag_of(id)) {
+        let (range, flags) = (ByteRange::new(at, len as u64), ReadFlags { part: !last, ..ReadFlags::default() });
+        match self.read(context.reactor, context.engine, range, flags, tag_of(id)) {
             Ok(Step::Now(payload)) => self.push_part(payload, len),
             Ok(Step::Later) => {
                 if let Expect::Parts(read) = &mut self.expect {

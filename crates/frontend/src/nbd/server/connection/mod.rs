@@ -11,8 +11,10 @@ mod secure;
 mod write;
 
 use byway_fabric::tls::TlsError;
-use byway_reactor::{Frame, Gather, Op, Reactor, Scatter, Socket, Token};
-use byway_service::block::{BlockError, EarlierChanges, Engine, Outcome, Presence, Step, Tag, VolumeId, ZeroFlags};
+use byway_reactor::{ByteRange, Frame, Gather, Op, Reactor, Scatter, Socket, Token};
+use byway_service::block::{
+    BlockError, EarlierChanges, Engine, Outcome, Presence, ReadFlags, Step, Tag, VolumeId, ZeroFlags,
+};
 use slab::Slab;
 
 use self::fence::Fence;
@@ -453,14 +455,13 @@ impl Connection {
     fn ask(&self, context: &mut Context<'_>, request: &Request, tag: Tag) -> Result<Step<Outcome>, BlockError> {
         let Context { reactor, engine, queued_heap, .. } = context;
         let volume = self.volume;
-        let range = (request.offset, request.length);
+        let range = ByteRange::new(request.offset, request.length);
         let durable = request.flags.has(CommandFlags::FUA);
         match request.command {
             Command::Read => {
-                let range = (request.offset, request.length as usize);
-                Ok(self
-                    .read(reactor, engine, range, (self.in_chunks(request), false), tag)?
-                    .map(|payload| Outcome::Read(Ok(payload))))
+                let flags = ReadFlags { sliced: self.in_chunks(request), ..ReadFlags::default() };
+                let step = self.read(reactor, engine, range, flags, tag)?;
+                Ok(step.map(|payload| Outcome::Read(Ok(payload))))
             }
             Command::BlockStatus => {
                 // Others' replies, which they do not take, are not to keep this client from its answer, only from a long one.

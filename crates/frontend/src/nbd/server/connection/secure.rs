@@ -1,6 +1,6 @@
 //! A connection over TLS: payloads are decrypted to where they belong, replies are read by us, so they lie in frames.
 
-use byway_reactor::{Reactor, ReceiveBuffers, Scatter};
+use byway_reactor::{ByteRange, Reactor, ReceiveBuffers, Scatter};
 use byway_service::block::{BlockError, Engine, Payload, ReadFlags, Step, Tag};
 
 use super::{CloseReason, Connection, Context, Expect, Incoming, Piece};
@@ -56,17 +56,18 @@ impl Connection {
         }
     }
 
-    /// Reads, into memory that the way to the client can use: what is encrypted must be read by us, and not change.
+    /// Reads, into memory that the way to the client can use: what is encrypted must be read by us, and not change. Of `flags`,
+    /// `private` and `device` are set here.
     pub(super) fn read(
         &self,
         reactor: &mut Reactor,
         engine: &mut Engine,
-        range: (u64, usize),
-        (sliced, part): (bool, bool),
+        range: ByteRange,
+        flags: ReadFlags,
         tag: Tag,
     ) -> Result<Step<Payload>, BlockError> {
         let private = self.secure.is_some();
-        let flags = ReadFlags { private, sliced, device: !private, part };
+        let flags = ReadFlags { private, device: !private, ..flags };
         engine.read(reactor, self.volume, range, flags, tag)
     }
 

@@ -1,5 +1,6 @@
 //! The changes that were acknowledged and not flushed: kept, covered by flushes, cut by durable changes, sent again.
 
+use byway_reactor::ByteRange;
 use byway_reactor::seeded::{self, Bug};
 
 use super::super::super::wire::CallError;
@@ -89,9 +90,10 @@ impl<R, W: Clone> Machine<R, W> {
             self.replay_from = index;
         }
         let entry = &self.log[index];
-        let (name, kind, range, start) = (entry.name(), entry.kind, (entry.offset, entry.len), entry.start);
+        let (name, kind, range, start) =
+            (entry.name(), entry.kind, ByteRange::new(entry.offset, entry.len), entry.start);
         let payload = entry.from.clone();
-        if self.overlaps_change(range.0, range.1) {
+        if self.overlaps_change(range) {
             return None;
         }
         self.log[index].sent = true;
