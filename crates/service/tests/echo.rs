@@ -13,7 +13,7 @@ use byway_reactor::{Address, Frame, IoChoice, Reactor, Wait};
 use byway_rpc::message::Status;
 use byway_rpc::node::{Call, Reply, Rpc};
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken, Versions};
-use byway_service::host::{At, Host, Service};
+use byway_service::host::{At, Host, Service, SmallAnswer};
 
 const ECHO: u8 = 200;
 /// Sends the payload back.
@@ -37,7 +37,9 @@ impl Service for Echo {
     fn called(&mut self, at: &mut At<'_>, call: CallRef, asked: &Incomer<'_>) {
         let window = asked.windows.first_chunk::<DESCRIPTOR_BYTES>().map(Descriptor::from_bytes);
         let status = match (asked.method, window) {
-            (SAY, None) => return at.sessions.answer(at.fabric, call, 0, (&asked.arguments, asked.payload)),
+            (SAY, None) => {
+                return at.sessions.answer(at.fabric, call, SmallAnswer::done(&asked.arguments, asked.payload));
+            }
             // A window is its session's: a call that was handed on cannot bring one here.
             (REVERSE, Some(window)) if !asked.delegated => match at.reactor.frames().alloc(window.len() as usize) {
                 Some(into) => return self.reverse(at, call, window, into),
@@ -46,7 +48,7 @@ impl Service for Echo {
             (SAY | REVERSE, _) => Status::Malformed as u16,
             _ => Status::UnknownMethod as u16,
         };
-        at.sessions.answer(at.fabric, call, status, (&[], &[]));
+        at.sessions.answer(at.fabric, call, SmallAnswer::failed(status));
     }
 
     fn got(&mut self, at: &mut At<'_>, session: SessionId, get: EndedGet) {
@@ -62,7 +64,7 @@ impl Service for Echo {
                 let put = Put { session, route: at.fabric.route(session), to, header: route.header, payload };
                 at.fabric.put(at.reactor, put, |to| to.push_frame(frame, 0, len)).expect("a frame can be read");
             }
-            _ => at.sessions.answer(at.fabric, call, Status::Malformed as u16, (&[], &[])),
+            _ => at.sessions.answer(at.fabric, call, SmallAnswer::failed(Status::Malformed as u16)),
         }
         at.sessions.end_request(at.fabric, session);
     }
@@ -75,7 +77,7 @@ impl Echo {
         let from = Remote { window: window.get_key(), offset: 0 };
         if at.get(call.session, from, into, ECHO, tag).is_err() {
             self.reversing.remove(Slot::from_u64(tag));
-            at.sessions.answer(at.fabric, call, BUSY, (&[], &[]));
+            at.sessions.answer(at.fabric, call, SmallAnswer::failed(BUSY));
             at.sessions.end_request(at.fabric, call.session);
         }
     }

@@ -23,7 +23,7 @@ use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
 use byway_rpc::session::{CallRef, Event, Incomer, Spoken};
 
 pub use self::peers::{PeerFeedback, keep_busiest};
-pub use self::sessions::{Session, Sessions};
+pub use self::sessions::{Session, Sessions, SmallAnswer};
 pub use self::waiting::{Feeds, Line, Tried, feed};
 
 /// The parts of a loop that a service uses while it handles an event.

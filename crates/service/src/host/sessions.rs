@@ -47,6 +47,29 @@ pub struct Sessions {
     turn_bytes: usize,
 }
 
+/// An answer that goes in one message.
+#[derive(Clone, Copy, Debug)]
+pub struct SmallAnswer<'a> {
+    /// 0, or an error of the service's protocol.
+    pub status: u16,
+    /// The inline result.
+    pub result: &'a [u8],
+    /// The payload.
+    pub payload: &'a [u8],
+}
+
+impl<'a> SmallAnswer<'a> {
+    /// The call was done.
+    pub const fn done(result: &'a [u8], payload: &'a [u8]) -> Self {
+        Self { status: 0, result, payload }
+    }
+
+    /// The call failed, which `status` says.
+    pub const fn failed(status: u16) -> Self {
+        Self { status, result: &[], payload: &[] }
+    }
+}
+
 impl Sessions {
     pub(super) fn new(fabric: &mut Fabric, spoken: Vec<Spoken>) -> Self {
         let calls = Calls::new(fabric.random().bytes16(), spoken);
@@ -158,8 +181,9 @@ impl Sessions {
         Some(route)
     }
 
-    /// Answers a call with a small payload.
-    pub fn answer(&mut self, fabric: &mut Fabric, call: CallRef, status: u16, (result, payload): (&[u8], &[u8])) {
+    /// Answers a call in one message.
+    pub fn answer(&mut self, fabric: &mut Fabric, call: CallRef, answer: SmallAnswer<'_>) {
+        let SmallAnswer { status, result, payload } = answer;
         let Some(route) = self.reply(call, status, payload.len(), result) else { return };
         let token = route.token.as_ref().map_or(&[][..], IntoBytes::as_bytes);
         send(fabric, route.session, route.header, &[token, payload]);

@@ -20,7 +20,7 @@ use super::pressure::Guard;
 use super::wire::{
     Arguments, LeaseResult, LendError, Method, PROTOCOL, RenewResult, StatusResult, TakenSlab, VERSIONS,
 };
-use crate::host::{At, Service};
+use crate::host::{At, Service, SmallAnswer};
 use crate::limits::{BORROWERS_REPORTED_MAX, GUARD_LOOK, LEASE_CALLS_PER_SESSION, SLAB_BYTES};
 
 /// A borrower: its loop, and its session there.
@@ -302,12 +302,12 @@ impl Service for Lender {
             None => Err(LendError::Malformed),
         };
         match answer {
-            Ok((result, payload)) => at.sessions.answer(at.fabric, call, 0, (&result, &payload)),
+            Ok((result, payload)) => at.sessions.answer(at.fabric, call, SmallAnswer::done(&result, &payload)),
             Err(error) => {
                 if matches!(error, LendError::AllLent | LendError::Guarded | LendError::Failed | LendError::TooMany) {
                     self.shared.refused.fetch_add(1, Ordering::Relaxed);
                 }
-                at.sessions.answer(at.fabric, call, error.status(), (&[], &[]));
+                at.sessions.answer(at.fabric, call, SmallAnswer::failed(error.status()));
             }
         }
     }

@@ -18,6 +18,7 @@ use super::super::wire::{
 use super::requests::{BlockRequest, Read, Write};
 use super::waiting::Queued;
 use super::{Handle, ServerContext};
+use crate::host::SmallAnswer;
 use crate::limits::{CALL_BYTES_MAX, HANDLES_MAX, WAITING_BYTES_MAX};
 
 /// A call on a volume.
@@ -245,7 +246,7 @@ impl ServerContext<'_> {
             backing_id: U64::new(backing_id),
             reserved: [0; 24],
         };
-        self.answer_with(fabric, call, Ok(()), (result.as_bytes(), &[]));
+        self.sessions.answer(fabric, call, SmallAnswer::done(result.as_bytes(), &[]));
         Ok(())
     }
 
@@ -276,7 +277,7 @@ impl ServerContext<'_> {
             payload.extend_from_slice(description);
         }
         let count = (open.len() as u64).to_le_bytes();
-        self.answer_with(fabric, call, Ok(()), (&count, &payload));
+        self.sessions.answer(fabric, call, SmallAnswer::done(&count, &payload));
     }
 }
 

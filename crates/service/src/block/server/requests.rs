@@ -13,6 +13,7 @@ use super::super::error::BlockError;
 use super::super::payload::Payload;
 use super::super::wire::{CallError, EXTENT_HOLE, status_of};
 use super::{ServerContext, request_of};
+use crate::host::SmallAnswer;
 
 /// A read, until it is answered.
 #[derive(Clone, Copy, Debug)]
@@ -187,21 +188,10 @@ impl ServerContext<'_> {
 
     /// Answers a call that has no payload.
     pub(super) fn answer(&mut self, fabric: &mut Fabric, call: CallRef, result: Result<(), CallError>) {
-        self.answer_with(fabric, call, result, (&[], &[]));
-    }
-
-    /// Answers a call with an inline result and a small payload.
-    pub(super) fn answer_with(
-        &mut self,
-        fabric: &mut Fabric,
-        call: CallRef,
-        result: Result<(), CallError>,
-        (inline, payload): (&[u8], &[u8]),
-    ) {
         let (status, errno) = result.err().map_or((0, 0), status_of);
         let errno = errno.to_le_bytes();
-        let inline = if status == 0 { inline } else { &errno };
-        self.sessions.answer(fabric, call, status, (inline, payload));
+        let result = if status == 0 { &[][..] } else { &errno };
+        self.sessions.answer(fabric, call, SmallAnswer { status, result, payload: &[] });
     }
 
     /// Takes the first step of a request that has no payload in its answer.
@@ -279,7 +269,7 @@ impl ServerContext<'_> {
             let hole = if extent.hole { EXTENT_HOLE } else { 0 };
             payload.extend_from_slice(&(extent.len | hole).to_le_bytes());
         }
-        self.answer_with(fabric, call, Ok(()), (&[], &payload));
+        self.sessions.answer(fabric, call, SmallAnswer::done(&[], &payload));
     }
 }
 

@@ -51,7 +51,7 @@ use super::grace::Holding;
 use super::leases::{Change, Since};
 use super::share::Share;
 use super::wire::{CallError, ClientName, PROTOCOL, VERSIONS};
-use crate::host::{At, Host, Line, Service};
+use crate::host::{At, Host, Line, Service, SmallAnswer};
 
 /// Where the end of a wait for a lock is told: the loop of the session that waits.
 #[derive(Clone, Debug)]
@@ -299,8 +299,8 @@ impl Shares {
             client.replies.keep(slot, answer);
         }
         match answer {
-            Ok((result, payload)) => at.sessions.answer(at.fabric, call.named, 0, (result, payload)),
-            Err(error) => at.sessions.answer(at.fabric, call.named, error.status(), (&[], &[])),
+            Ok((result, payload)) => at.sessions.answer(at.fabric, call.named, SmallAnswer::done(result, payload)),
+            Err(error) => at.sessions.answer(at.fabric, call.named, SmallAnswer::failed(error.status())),
         }
     }
 
@@ -333,13 +333,13 @@ impl Service for Shares {
             match client.replies.arrive(slot) {
                 Arrival::New => {}
                 Arrival::Again(Ok((result, payload))) => {
-                    return at.sessions.answer(at.fabric, call.named, 0, (&result[..], payload));
+                    return at.sessions.answer(at.fabric, call.named, SmallAnswer::done(&result[..], payload));
                 }
                 Arrival::Again(Err(error)) => {
-                    return at.sessions.answer(at.fabric, call.named, error.status(), (&[], &[]));
+                    return at.sessions.answer(at.fabric, call.named, SmallAnswer::failed(error.status()));
                 }
                 Arrival::Running => {
-                    return at.sessions.answer(at.fabric, call.named, CallError::Busy.status(), (&[], &[]));
+                    return at.sessions.answer(at.fabric, call.named, SmallAnswer::failed(CallError::Busy.status()));
                 }
             }
         }
