@@ -4,7 +4,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, IntoRawFd, RawFd};
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use byway_service::file::client::{Caller, Client, Found, NewMode, ROOT};
+use byway_service::file::client::{Caller, Client, Found, NamedIn, NewMode, ROOT};
 use rustix::io::Errno;
 
 use crate::inside::inside;
@@ -236,8 +236,12 @@ fn open_there(names: Lookups, place: &Place, found: Found, flags: i32) -> Result
 fn create(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<(Live, u64, Vec<u8>), Errno> {
     let name = place.name.as_ref().filter(|_| !place.wants_directory).ok_or(Errno::ISDIR)?;
     let mode = NewMode { mode: libc::S_IFREG | mode & 0o7777, umask: crate::umask::now() };
-    let (found, handle) =
-        names.session.client.create(names.caller(), (place.directory, name), (flags & SENT) as u32, mode)?;
+    let (found, handle) = names.session.client.create(
+        names.caller(),
+        NamedIn::new(place.directory, name),
+        (flags & SENT) as u32,
+        mode,
+    )?;
     let found = names.hold(found);
     let steps = steps(place, found);
     let (session, user, held) = names.into_held();

@@ -9,7 +9,7 @@ use std::time::Duration;
 use byway_reactor::privilege::User;
 use byway_reactor::{Address, Errno};
 use byway_service::file::Users;
-use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, CopyRange, LockKind, LockRange, NamedIn, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_MODE, SET_MODIFIED, SET_SIZE};
 use file_server::{Server, share, tcp};
 use rustix::fs::OFlags;
@@ -34,7 +34,7 @@ fn pattern(len: usize, seed: usize) -> Vec<u8> {
 /// Makes, fills, reads, lists, renames and removes, and compares with the directory below.
 fn uses_a_tree(client: &Client, below: &Path) {
     let directory = client.make_directory(ME, ROOT, b"directory", 0o750).unwrap();
-    let (file, handle) = client.create(ME, (directory.node, b"file"), flags(OFlags::RDWR), 0o640).unwrap();
+    let (file, handle) = client.create(ME, NamedIn::new(directory.node, b"file"), flags(OFlags::RDWR), 0o640).unwrap();
     let path = below.join("directory/file");
     assert_eq!(std::fs::metadata(&path).unwrap().mode() & 0o7777, 0o640);
     for len in [0, 1, 16 << 10, (16 << 10) + 1, 100_000, 1 << 20, (1 << 20) + 4097] {
@@ -60,7 +60,7 @@ fn uses_a_tree(client: &Client, below: &Path) {
     assert_eq!((set.size.get(), set.modified_s.get(), set.modified_ns.get()), (5, 1_000_000, 7));
     assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
 
-    client.rename(ME, (directory.node, b"file"), (ROOT, b"moved"), 0).unwrap();
+    client.rename(ME, NamedIn::new(directory.node, b"file"), NamedIn::new(ROOT, b"moved"), 0).unwrap();
     assert_eq!(client.look_up(ME, ROOT, b"moved").unwrap().node, file.node);
     assert_eq!(client.look_up(ME, directory.node, b"file"), Err(Errno::NOENT));
     client.link(ME, file.node, directory.node, b"linked").unwrap();
@@ -137,7 +137,7 @@ fn two_clients_append_and_neither_overwrites_the_other() {
         for letter in [b'a', b'b'] {
             let client = connect(&server);
             scope.spawn(move || {
-                let (_, handle) = client.create(ME, (ROOT, b"log"), flags(OFlags::WRONLY), 0o644).unwrap();
+                let (_, handle) = client.create(ME, NamedIn::new(ROOT, b"log"), flags(OFlags::WRONLY), 0o644).unwrap();
                 // Longer than a message, so that they are got from the client's window.
                 for line in 0..LINES {
                     let len = if line % 10 == 0 { 20_000 } else { 80 };
@@ -197,7 +197,7 @@ fn a_restart_of_the_server_is_a_wait() {
     let client = connect(&server);
     let directory = client.make_directory(ME, ROOT, b"directory", 0o755).unwrap();
     let create = flags(OFlags::RDWR | OFlags::EXCL | OFlags::TRUNC);
-    let (file, handle) = client.create(ME, (directory.node, b"file"), create, 0o644).unwrap();
+    let (file, handle) = client.create(ME, NamedIn::new(directory.node, b"file"), create, 0o644).unwrap();
     client.write(ME, handle, 0, b"before").unwrap();
     client.sync(ME, handle, false).unwrap();
     drop(server);
@@ -247,7 +247,7 @@ fn a_share_gives_the_rights_that_it_says() {
     let client = connect(&server);
     let secret = client.look_up(ME, ROOT, b"secret").unwrap();
     assert_eq!(client.open(ME, secret.node, 0), Err(Errno::ACCESS), "root of the client is that user here");
-    client.create(ME, (ROOT, b"squashed"), flags(OFlags::WRONLY), 0o644).unwrap();
+    client.create(ME, NamedIn::new(ROOT, b"squashed"), flags(OFlags::WRONLY), 0o644).unwrap();
     let made = std::fs::metadata(path.join("squashed")).unwrap();
     assert_eq!((made.uid(), made.gid()), (4711, 4712));
     drop(server);
@@ -289,15 +289,20 @@ fn holes_attributes_and_copies_are_the_file_systems() {
     let below = tempfile::tempdir().unwrap();
     let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
     let client = connect(&server);
-    let (file, handle) = client.create(ME, (ROOT, b"file"), flags(OFlags::RDWR), 0o644).unwrap();
+    let (file, handle) = client.create(ME, NamedIn::new(ROOT, b"file"), flags(OFlags::RDWR), 0o644).unwrap();
     client.allocate(ME, handle, 0, 0, 1 << 20).unwrap();
     assert_eq!(client.attributes(ME, file.node, None).unwrap().size.get(), 1 << 20);
-    let (_, sparse) = client.create(ME, (ROOT, b"sparse"), flags(OFlags::RDWR), 0o644).unwrap();
+    let (_, sparse) = client.create(ME, NamedIn::new(ROOT, b"sparse"), flags(OFlags::RDWR), 0o644).unwrap();
     client.write(ME, sparse, 1 << 20, b"data").unwrap();
     assert_eq!(client.seek(ME, sparse, 0, 3).unwrap(), 1 << 20);
     assert_eq!(client.seek(ME, sparse, 1 << 20, 4).unwrap(), (1 << 20) + 4);
     assert_eq!(client.seek(ME, sparse, (1 << 20) + 4, 3), Err(Errno::NXIO));
-    assert_eq!(client.copy_range(ME, (sparse, 1 << 20), (handle, 10), 100).unwrap(), 4);
+    assert_eq!(
+        client
+            .copy_range(ME, CopyRange { from: sparse, from_offset: 1 << 20, to: handle, to_offset: 10, len: 100 })
+            .unwrap(),
+        4
+    );
     let mut back = [0; 4];
     client.read(ME, handle, 10, &mut back).unwrap();
     assert_eq!(&back, b"data");
@@ -314,7 +319,8 @@ fn holes_attributes_and_copies_are_the_file_systems() {
     assert!(client.list_xattrs(ME, file.node).unwrap().windows(12).any(|name| name == b"user.colour\0"));
     client.remove_xattr(ME, file.node, b"user.colour").unwrap();
     assert_eq!(client.get_xattr(ME, file.node, b"user.colour"), Err(Errno::NODATA));
-    let (emptied, _) = client.create(ME, (ROOT, b"file"), flags(OFlags::RDWR | OFlags::TRUNC), 0o644).unwrap();
+    let (emptied, _) =
+        client.create(ME, NamedIn::new(ROOT, b"file"), flags(OFlags::RDWR | OFlags::TRUNC), 0o644).unwrap();
     assert_eq!(emptied.attributes.size.get(), 0, "as it is now that it is open");
     let (unnamed, handle) = client.create_unnamed(ME, ROOT, flags(OFlags::RDWR), 0o600).unwrap();
     client.write(ME, handle, 0, b"now").unwrap();
@@ -330,19 +336,24 @@ fn a_sync_fails_after_a_restart_whatever_the_change_was() {
     let mut server = start();
     let client = connect(&server);
     let directory = client.open_directory(ME, ROOT).unwrap();
-    let (file, handle) = client.create(ME, (ROOT, b"file"), flags(OFlags::RDWR), 0o644).unwrap();
-    let (other, second) = client.create(ME, (ROOT, b"other"), flags(OFlags::RDWR), 0o644).unwrap();
+    let (file, handle) = client.create(ME, NamedIn::new(ROOT, b"file"), flags(OFlags::RDWR), 0o644).unwrap();
+    let (other, second) = client.create(ME, NamedIn::new(ROOT, b"other"), flags(OFlags::RDWR), 0o644).unwrap();
     for handle in [directory, handle, second] {
         client.sync(ME, handle, false).unwrap();
     }
     let mut size = NewAttributes::new_zeroed();
     (size.which, size.size) = (SET_SIZE.into(), 70_000.into());
     let changes: [(&str, u64, &dyn Fn()); 6] = [
-        ("rename", directory, &|| client.rename(ME, (ROOT, b"file"), (ROOT, b"moved"), 0).unwrap()),
+        ("rename", directory, &|| {
+            client.rename(ME, NamedIn::new(ROOT, b"file"), NamedIn::new(ROOT, b"moved"), 0).unwrap();
+        }),
         ("unlink", directory, &|| client.unlink(ME, ROOT, b"moved").unwrap()),
         ("allocate", second, &|| client.allocate(ME, second, 0, 0, 100_000).unwrap()),
         ("truncate", second, &|| assert!(client.set_attributes(ME, other.node, None, &size).is_ok())),
-        ("copy", second, &|| assert_eq!(client.copy_range(ME, (second, 0), (second, 8192), 4096), Ok(4096))),
+        ("copy", second, &|| {
+            let range = CopyRange { from: second, from_offset: 0, to: second, to_offset: 8192, len: 4096 };
+            assert_eq!(client.copy_range(ME, range), Ok(4096));
+        }),
         ("large write", second, &|| assert_eq!(client.write(ME, second, 0, &pattern(100_000, 1)), Ok(100_000))),
     ];
     for (what, open, change) in changes {

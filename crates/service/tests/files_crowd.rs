@@ -6,7 +6,7 @@ use std::sync::Barrier;
 use std::time::Duration;
 
 use byway_service::file::Users;
-use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, NamedIn, ROOT};
 use file_server::{Server, share, tcp};
 use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -45,7 +45,8 @@ fn each_of_256_clients_does_its_share_over_a_restart() {
                 let counter = client.look_up(ME, ROOT, b"counter").unwrap().node;
                 let counter = client.open(ME, counter, OFlags::RDWR.bits()).unwrap();
                 let name = format!("file{number}");
-                let (_, own) = client.create(ME, (ROOT, name.as_bytes()), OFlags::RDWR.bits(), 0o644).unwrap();
+                let (_, own) =
+                    client.create(ME, NamedIn::new(ROOT, name.as_bytes()), OFlags::RDWR.bits(), 0o644).unwrap();
                 for record in 0..RECORDS {
                     if record == RECORDS / 2 {
                         half.wait();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use byway_reactor::{Address, Errno};
 use byway_service::file::Users;
-use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, NamedIn, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_MODIFIED_NOW, SET_SIZE};
 use cable::Cable;
 use file_server::{Server, share, tcp};
@@ -58,7 +58,7 @@ fn a_change_whose_answer_is_lost_is_done_once() {
     let client = connect(&cable.at);
     let exclusive = (OFlags::RDWR | OFlags::EXCL).bits();
 
-    let create = || client.create(ME, (ROOT, b"file"), exclusive, 0o444).unwrap();
+    let create = || client.create(ME, NamedIn::new(ROOT, b"file"), exclusive, 0o444).unwrap();
     let (file, handle) = lose_the_answer(&cable, create, || there("file"));
     // The open file is the one that was made: its rights would not let it be opened for writing again by anyone but root.
     let appended = lose_the_answer(&cable, || client.append(ME, handle, b"once"), || len(&path("file")) > 0);
@@ -70,7 +70,7 @@ fn a_change_whose_answer_is_lost_is_done_once() {
     lose_the_answer(&cable, || client.make_node(ME, ROOT, b"fifo", 0o010_600).unwrap(), || there("fifo"));
     let linked = lose_the_answer(&cable, || client.link(ME, file.node, directory.node, b"l").unwrap(), || there("d/l"));
     assert_eq!(linked.node, file.node);
-    let rename = || client.rename(ME, (ROOT, b"file"), (directory.node, b"moved"), 0).unwrap();
+    let rename = || client.rename(ME, NamedIn::new(ROOT, b"file"), NamedIn::new(directory.node, b"moved"), 0).unwrap();
     lose_the_answer(&cable, rename, || there("d/moved"));
     let unlink = || client.unlink(ME, directory.node, b"l").unwrap();
     lose_the_answer(&cable, unlink, || !there("d/l"));
@@ -98,7 +98,7 @@ fn records_that_are_appended_under_cuts_are_there_once() {
     let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
     let cable = Cable::to(&server.at);
     let client = connect(&cable.at);
-    let (_, handle) = client.create(ME, (ROOT, b"log"), OFlags::WRONLY.bits(), 0o644).unwrap();
+    let (_, handle) = client.create(ME, NamedIn::new(ROOT, b"log"), OFlags::WRONLY.bits(), 0o644).unwrap();
     let size = |record: u32| if record.is_multiple_of(3) { 100_000 } else { 16 };
     let done = AtomicU32::new(0);
     std::thread::scope(|scope| {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use byway_reactor::Errno;
 use byway_service::file::client::leases::{Invalid, Leases, OpenMode};
 use byway_service::file::client::{
-    Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, ROOT, SuspendError,
+    Caller, Client, ClientOptions, Found, KernelCache, LockKind, LockRange, NamedIn, ROOT, SuspendError,
 };
 use byway_service::file::wire::{NewAttributes, SET_SIZE};
 use byway_service::limits::{FILE_ATTRIBUTES_LATE_MAX, FILE_LEASE_TIME};
@@ -96,7 +96,7 @@ fn what_is_known_is_not_asked_for_again_until_another_client_changes_it() {
         two.0.link(ME, same, ROOT, b"missing").unwrap();
         assert_eq!(one.find(b"missing"), Ok(file), "made by the other");
         assert_eq!(one.0.attributes(ME, file, None).unwrap().links.get(), 2);
-        one.0.rename(ME, (ROOT, b"missing"), (ROOT, b"moved"), 0).unwrap();
+        one.0.rename(ME, NamedIn::new(ROOT, b"missing"), NamedIn::new(ROOT, b"moved"), 0).unwrap();
         assert_eq!((two.find(b"missing"), two.find(b"moved")), (Err(Errno::NOENT), Ok(same)));
         two.0.unlink(ME, ROOT, b"moved").unwrap();
         assert_eq!((one.find(b"moved"), one.find(b"missing")), (Err(Errno::NOENT), Err(Errno::NOENT)));
@@ -155,7 +155,7 @@ fn a_client_that_removes_or_moves_what_it_knows_is_asked_to_return_no_lease() {
     let before = server.answered();
     one.0.unlink(ME, ROOT, b"removed").unwrap();
     one.0.remove_directory(ME, ROOT, b"folder").unwrap();
-    one.0.rename(ME, (ROOT, b"moved"), (ROOT, b"replaced"), 0).unwrap();
+    one.0.rename(ME, NamedIn::new(ROOT, b"moved"), NamedIn::new(ROOT, b"replaced"), 0).unwrap();
     let answers = server.answered() - before;
     assert!(answers <= 4, "{answers} answers: three, and perhaps a renewal's; three more would have recalled leases");
     assert_eq!((one.find(b"removed"), one.find(b"moved")), (Err(Errno::NOENT), Err(Errno::NOENT)));
@@ -163,7 +163,7 @@ fn a_client_that_removes_or_moves_what_it_knows_is_asked_to_return_no_lease() {
     // Of a file that has taken the name meanwhile, the lease is recalled, from this client and from others.
     let replaced = one.find(b"replaced").unwrap();
     until_cached(&server, || assert!(one.find(b"another").is_ok() && one.size(replaced) == 5));
-    two.0.rename(ME, (ROOT, b"another"), (ROOT, b"replaced"), 0).unwrap();
+    two.0.rename(ME, NamedIn::new(ROOT, b"another"), NamedIn::new(ROOT, b"replaced"), 0).unwrap();
     until_cached(&server, || assert_eq!(one.find(b"replaced").map(|node| one.size(node)), Ok(7)));
     assert_eq!(one.find(b"another"), Err(Errno::NOENT));
     one.0.unlink(ME, ROOT, b"replaced").unwrap();
@@ -545,7 +545,7 @@ fn two_clients_that_change_and_look_see_no_old_state() {
                     progress.begun.store(change, Ordering::SeqCst);
                     client.resize(node, change);
                     let (from, to) = (&names[(change as usize + 1) % 2], &names[change as usize % 2]);
-                    client.0.rename(ME, (ROOT, from), (ROOT, to), 0).unwrap();
+                    client.0.rename(ME, NamedIn::new(ROOT, from), NamedIn::new(ROOT, to), 0).unwrap();
                     progress.done.store(change, Ordering::SeqCst);
                     // So that the others have something to keep.
                     std::thread::park_timeout(Duration::from_millis(change % 3));

@@ -5,7 +5,7 @@ mod file_server;
 use std::sync::Arc;
 
 use byway_reactor::Errno;
-use byway_service::file::client::{Caller, Client, ClientOptions, ROOT, list};
+use byway_service::file::client::{Caller, Client, ClientOptions, NamedIn, ROOT, list};
 use file_server::{Server, exclusive, tcp};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -34,7 +34,7 @@ fn clients_leave_descriptors_for_connections() {
     assert!((DESCRIPTORS / 2..DESCRIPTORS * 9 / 10).contains(&used), "{used}");
     // What cannot be held is not made.
     let flags = rustix::fs::OFlags::RDWR.bits();
-    assert_eq!(one.create(ME, (ROOT, b"new"), flags, 0o644).unwrap_err(), Errno::NFILE);
+    assert_eq!(one.create(ME, NamedIn::new(ROOT, b"new"), flags, 0o644).unwrap_err(), Errno::NFILE);
     assert_eq!(one.make_directory(ME, ROOT, b"new", 0o755).unwrap_err(), Errno::NFILE);
     assert_eq!(one.make_symlink(ME, ROOT, b"new", b"target").unwrap_err(), Errno::NFILE);
     assert!(!folder.path().join("new").exists() && !folder.path().join("new").is_symlink());

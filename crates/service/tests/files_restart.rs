@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_reactor::{Address, Errno};
-use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, NamedIn, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_MODE};
 use byway_service::file::{Share, Users};
 use byway_service::limits::FILE_CLIENTS_LISTED_MAX;
@@ -233,12 +233,12 @@ fn removed_files_that_are_open_outlive_the_server() {
     let server = Server::start(tcp(), shares());
     let (one, two) = (connect(&server.at), connect(&server.at));
     let files = ["mine", "theirs", "replaced", "closed"].map(|name| open_of(&one, name));
-    let made = one.create(ME, (ROOT, b"made"), OFlags::RDWR.bits(), 0o600).unwrap();
+    let made = one.create(ME, NamedIn::new(ROOT, b"made"), OFlags::RDWR.bits(), 0o600).unwrap();
     one.lock(ME, files[0].1, whole(), LockKind::Exclusive, false).unwrap();
     one.unlink(ME, ROOT, b"mine").unwrap();
     two.unlink(ME, ROOT, b"theirs").unwrap();
     std::fs::write(below.path().join("new"), "new").unwrap();
-    two.rename(ME, (ROOT, b"new"), (ROOT, b"replaced"), 0).unwrap();
+    two.rename(ME, NamedIn::new(ROOT, b"new"), NamedIn::new(ROOT, b"replaced"), 0).unwrap();
     one.unlink(ME, ROOT, b"closed").unwrap();
     one.unlink(ME, ROOT, b"made").unwrap();
     let unnamed = one.create_unnamed(ME, ROOT, OFlags::RDWR.bits(), 0o600).unwrap();
@@ -313,7 +313,10 @@ fn a_file_is_kept_only_where_its_name_goes() {
     assert_eq!(two.remove_directory(ME, ROOT, b"file").err(), Some(Errno::NOTDIR));
     assert_eq!(two.unlink(ME, ROOT, b"file/").err(), Some(Errno::INVAL));
     two.make_directory(ME, ROOT, b"directory", 0o755).unwrap();
-    assert_eq!(two.rename(ME, (ROOT, b"directory"), (ROOT, b"file"), 0).err(), Some(Errno::NOTDIR));
+    assert_eq!(
+        two.rename(ME, NamedIn::new(ROOT, b"directory"), NamedIn::new(ROOT, b"file"), 0).err(),
+        Some(Errno::NOTDIR)
+    );
     until("the link of a name that stays to go", || kept(below.path()) == 0);
     assert_eq!(text(&one, handle).as_deref(), Ok("file"));
     two.unlink(ME, ROOT, b"file").unwrap();
@@ -335,8 +338,8 @@ fn the_list_is_no_file_of_the_share() {
     assert_eq!(client.look_up(ME, ROOT, name).err(), Some(Errno::PERM));
     assert_eq!(client.make_directory(ME, ROOT, name, 0o755).err(), Some(Errno::PERM));
     assert_eq!(client.remove_directory(ME, ROOT, name).err(), Some(Errno::PERM));
-    assert_eq!(client.rename(ME, (ROOT, name), (ROOT, b"mine"), 0).err(), Some(Errno::PERM));
-    assert_eq!(client.rename(ME, (ROOT, b"file"), (ROOT, name), 0).err(), Some(Errno::PERM));
+    assert_eq!(client.rename(ME, NamedIn::new(ROOT, name), NamedIn::new(ROOT, b"mine"), 0).err(), Some(Errno::PERM));
+    assert_eq!(client.rename(ME, NamedIn::new(ROOT, b"file"), NamedIn::new(ROOT, name), 0).err(), Some(Errno::PERM));
     let root = client.open_directory(ME, ROOT).unwrap();
     for nodes in [false, true] {
         let names = client.read_directory(ME, root, 0, 4096, nodes).unwrap();

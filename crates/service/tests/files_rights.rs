@@ -9,7 +9,7 @@ use std::sync::Arc;
 use byway_reactor::privilege::User;
 use byway_reactor::{Address, Errno};
 use byway_service::block::spec::VolumeName;
-use byway_service::file::client::{Caller, Client, ClientOptions, NewMode, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, NamedIn, NewMode, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_GID, SET_UID};
 use byway_service::file::{NOBODY, Share, ShareError, ShareSpec, Users};
 use file_server::{Server, tcp};
@@ -45,7 +45,7 @@ fn open_folder() -> tempfile::TempDir {
 
 fn make(client: &Client, caller: Caller<'_>, name: &str) {
     let flags = (OFlags::WRONLY | OFlags::EXCL).bits();
-    let (_, handle) = client.create(caller, (ROOT, name.as_bytes()), flags, 0o644).unwrap();
+    let (_, handle) = client.create(caller, NamedIn::new(ROOT, name.as_bytes()), flags, 0o644).unwrap();
     client.close_handle(handle);
 }
 
@@ -156,7 +156,8 @@ fn a_default_acl_counts_instead_of_the_umask() {
     let directory = client.look_up(ME, ROOT, b"shared").unwrap();
     let private = |mode: u32| NewMode { mode, umask: 0o077 };
     for parent in [ROOT, directory.node] {
-        let (_, handle) = client.create(ME, (parent, b"file"), OFlags::WRONLY.bits(), private(0o666)).unwrap();
+        let (_, handle) =
+            client.create(ME, NamedIn::new(parent, b"file"), OFlags::WRONLY.bits(), private(0o666)).unwrap();
         client.close_handle(handle);
         client.make_directory(ME, parent, b"directory", private(0o777)).unwrap();
         client.make_node(ME, parent, b"fifo", private(0o010_666)).unwrap();

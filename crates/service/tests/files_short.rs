@@ -4,7 +4,7 @@ mod file_server;
 
 use byway_reactor::ignore_file_size_signal;
 use byway_service::file::Users;
-use byway_service::file::client::{Caller, Client, ClientOptions, ROOT};
+use byway_service::file::client::{Caller, Client, ClientOptions, NamedIn, ROOT};
 use file_server::{Server, share, tcp};
 use rustix::fs::OFlags;
 use rustix::process::{Resource, Rlimit, setrlimit};
@@ -23,7 +23,7 @@ fn what_a_full_file_took_of_a_write_is_answered() {
         let client = Client::connect(ClientOptions::new(server.at.clone(), "share")).unwrap();
         let create = |name: &str| {
             let flags = OFlags::RDWR.bits();
-            client.create(ME, (ROOT, name.as_bytes()), flags, 0o644).unwrap().1
+            client.create(ME, NamedIn::new(ROOT, name.as_bytes()), flags, 0o644).unwrap().1
         };
         let (appended, written) = (create("appended"), create("written"));
         let bytes = vec![b'x'; 1 << 20];

@@ -13,7 +13,7 @@ use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime,
 use byway_frontend::fuse::{Filesystem, Reply, Request};
 use byway_reactor::Errno;
 use byway_service::file::client::leases::OpenMode;
-use byway_service::file::client::{self, Client, Found, Giving, NewMode};
+use byway_service::file::client::{self, Client, CopyRange, FileRead, Found, Giving, NamedIn, NewMode};
 use byway_service::file::wire::{self, NewAttributes};
 use rustix::fs::OFlags;
 use zerocopy::FromZeros;
@@ -96,12 +96,13 @@ impl Mounted {
                 if pages {
                     self.mapped.begin_pages_read(parsed.node);
                 }
-                self.read(me, (parsed.node, handle), (offset, size as usize), pages, reply)
+                let read = FileRead { node: parsed.node, handle, offset, len: size as usize };
+                self.read(me, read, pages, reply)
             }
             Operation::Write(write) => self.write(me, (request, parsed.node), &write, reply),
             Operation::ReadDirectory { handle, offset, size, plus } => {
                 let pages = self.client.begin_page_read(parsed.node);
-                let part = self.list(me, (handle, offset), size, plus);
+                let part = self.list(me, handle, offset, size, plus);
                 self.client.end_page_read(parsed.node, pages);
                 give(reply, part, |reply, (part, _giving)| reply.directory(&part))
             }
@@ -148,28 +149,28 @@ impl Mounted {
     fn read(
         &self,
         me: client::Caller<'_>,
-        (node, handle): (u64, u64),
-        (offset, len): (u64, usize),
+        read: FileRead,
         is_of_pages: bool,
         reply: Reply,
     ) -> Result<(), (Errno, Reply)> {
+        let FileRead { node, handle, offset, len } = read;
         let pages = self.client.begin_page_read(node);
         let (good, given) = if let Some(bytes) = self.client.take_opened_bytes(node, handle, offset, len) {
             let good = self.client.end_page_read(node, pages);
             self.counters.has_read(bytes.len());
             (good, done_with(|| reply.data(&bytes)))
         } else {
-            let read = if is_of_pages {
-                self.client.read_pages(me, (node, handle), offset, len)
+            let answer = if is_of_pages {
+                self.client.read_pages(me, read)
             } else {
                 self.client.read_data(me, handle, offset, len)
             };
             let good = self.client.end_page_read(node, pages);
-            self.counters.has_read(read.as_ref().map_or(0, client::Data::len));
+            self.counters.has_read(answer.as_ref().map_or(0, client::Data::len));
             let data = |reply: Reply, data: client::Data<'_>| {
                 reply.data_by(data.len(), |kernel, head| data.write_to(kernel, head));
             };
-            (good, give(reply, read, data))
+            (good, give(reply, answer, data))
         };
         if !good {
             self.stale.drop_pages(node);
@@ -224,7 +225,8 @@ impl Mounted {
             Operation::Unlink { name } => return done(reply, client.unlink(me, node, name)),
             Operation::RemoveDirectory { name } => return done(reply, client.remove_directory(me, node, name)),
             Operation::Rename { name, new_directory, new_name, flags } => {
-                return done(reply, client.rename(me, (node, name), (new_directory, new_name), flags));
+                let (from, to) = (NamedIn::new(node, name), NamedIn::new(new_directory, new_name));
+                return done(reply, client.rename(me, from, to, flags));
             }
             Operation::Access { mask } => return done(reply, client.access(me, node, mask)),
             Operation::ReadLink => {
@@ -257,7 +259,7 @@ impl Mounted {
                 return give(reply, opened, |reply, (handle, mode)| reply.opened(handle, open_directory_flags(mode)));
             }
             Operation::Create { name, flags, mode, umask, .. } => {
-                (client.create(me, (node, name), flags, NewMode { mode, umask }), flags)
+                (client.create(me, NamedIn::new(node, name), flags, NewMode { mode, umask }), flags)
             }
             Operation::TemporaryFile { flags, mode, umask } => {
                 (client.create_unnamed(me, node, flags, NewMode { mode, umask }), flags)
@@ -293,10 +295,10 @@ impl Mounted {
             Operation::Seek { handle, offset, whence } => {
                 give(reply, client.seek(me, handle, offset, whence), Reply::offset)
             }
-            Operation::CopyFileRange { handle, offset, to_handle, to_offset, len, .. } => {
+            Operation::CopyFileRange { handle: from, offset: from_offset, to_handle: to, to_offset, len, .. } => {
                 // The answer has 32 bits.
                 let len = len.min(u64::from(u32::MAX));
-                let copied = client.copy_range(me, (handle, offset), (to_handle, to_offset), len);
+                let copied = client.copy_range(me, CopyRange { from, from_offset, to, to_offset, len });
                 give(reply, copied, |reply, count| reply.written(count as u32))
             }
             _ => Err((Errno::NOSYS, reply)),
@@ -329,7 +331,8 @@ impl Mounted {
     fn list(
         &self,
         me: client::Caller<'_>,
-        (handle, offset): (u64, u64),
+        handle: u64,
+        offset: u64,
         size: u32,
         plus: bool,
     ) -> Result<(Directory, Giving<'_>), Errno> {

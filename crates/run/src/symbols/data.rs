@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 
+use byway_service::file::client::CopyRange;
 use libc::{iovec, off_t};
 use rustix::io::Errno;
 
@@ -274,8 +275,9 @@ fn copy_range(
             return Err(Errno::INVAL);
         };
         let (live, to_live) = (source.live()?, destination.live()?);
-        let (handles, len) = ((live.handle()?, to_live.handle()?), len as u64);
-        let copied = live.client().copy_range(live.caller(), (handles.0, offset), (handles.1, to_offset), len)?;
+        let (handle, to_handle) = (live.handle()?, to_live.handle()?);
+        let range = CopyRange { from: handle, from_offset: offset, to: to_handle, to_offset, len: len as u64 };
+        let copied = live.client().copy_range(live.caller(), range)?;
         let moves = [(from, &source, at, start), (to, &destination, to_at, to_start)];
         for (number, open, given, start) in moves {
             let end = start + copied as off_t;

@@ -2,7 +2,7 @@
 
 use std::ffi::{c_char, c_int, c_uint};
 
-use byway_service::file::client::NewMode;
+use byway_service::file::client::{NamedIn, NewMode};
 use libc::{AT_FDCWD, AT_REMOVEDIR, AT_SYMLINK_FOLLOW, O_CREAT, O_EXCL, O_RDWR, mode_t};
 use rustix::io::Errno;
 
@@ -82,7 +82,8 @@ fn rename_at(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_
         let new_name = new.name.as_deref().ok_or(Errno::BUSY)?;
         let names = &from.names;
         let client = &names.session.client;
-        client.rename(names.caller(), (directory, name), (new.directory, new_name), flags).map(|()| 0)
+        let (from, to) = (NamedIn::new(directory, name), NamedIn::new(new.directory, new_name));
+        client.rename(names.caller(), from, to, flags).map(|()| 0)
     })
 }
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use byway_service::file::client::{Caller, Client, Listed, ROOT};
+use byway_service::file::client::{Caller, Client, CopyRange, Listed, NamedIn, ROOT};
 use byway_service::file::wire::{Attributes, NewAttributes, SET_ACCESSED, SET_MODE, SET_MODIFIED, SET_SIZE};
 use rustix::fs::{FileType, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -191,7 +191,7 @@ impl Directory for ShareDirectory {
     fn create_file(&self, name: &[u8]) -> Result<Box<dyn OpenFile>, Errno> {
         let Node { share, number } = &self.0;
         let flags = (OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).bits();
-        let (found, handle) = share.client.create(share.me(), (*number, name), flags, 0o600)?;
+        let (found, handle) = share.client.create(share.me(), NamedIn::new(*number, name), flags, 0o600)?;
         Ok(Box::new(ShareFile { node: self.0.other(found.node), handle }))
     }
 
@@ -216,7 +216,7 @@ impl Directory for ShareDirectory {
     fn rename(&self, from: &[u8], to: &[u8], replace: bool) -> Result<(), Errno> {
         let Node { share, number } = &self.0;
         let flags = if replace { RenameFlags::empty() } else { RenameFlags::NOREPLACE };
-        share.client.rename(share.me(), (*number, from), (*number, to), flags.bits())
+        share.client.rename(share.me(), NamedIn::new(*number, from), NamedIn::new(*number, to), flags.bits())
     }
 
     fn remove(&self, name: &[u8]) -> Result<(), Errno> {
@@ -277,7 +277,8 @@ impl ShareFile {
         }
         let mut at = range.start;
         while at < range.end {
-            match share.client.copy_range(share.me(), (from.handle, at), (self.handle, at), range.end - at) {
+            let (from, to, len) = (from.handle, self.handle, range.end - at);
+            match share.client.copy_range(share.me(), CopyRange { from, from_offset: at, to, to_offset: at, len }) {
                 // The source has become shorter.
                 Ok(0) => return Some(Err(Errno::NODATA)),
                 Ok(count) => at += count,

@@ -15,6 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{Arguments, Attributes, CallError, FLAG_ALL, GrantedLeases, Lease, Method, PROTOCOL};
 use super::connection::Live;
+use super::files::NamedIn;
 use super::kernel::{Kernel, KernelCache, Opens};
 use super::leases::{CachedEntry, Invalid, Leases, Ticket};
 use super::tending::Tending;
@@ -198,7 +199,7 @@ impl Client {
         &self,
         caller: Caller<'_>,
         ticket: Ticket,
-        (parent, name): (u64, &[u8]),
+        NamedIn { parent, name }: NamedIn<'_>,
         found: &Found,
         reply: &Reply,
     ) {
@@ -219,7 +220,7 @@ impl Client {
         &self,
         caller: Caller<'_>,
         ticket: Ticket,
-        (parent, name): (u64, &[u8]),
+        NamedIn { parent, name }: NamedIn<'_>,
         found: &Found,
         version: u64,
     ) {
@@ -235,7 +236,13 @@ impl Client {
     }
 
     /// Takes an answer that a name is not there.
-    pub(super) fn learn_absent(&self, caller: Caller<'_>, ticket: Ticket, (parent, name): (u64, &[u8]), error: Errno) {
+    pub(super) fn learn_absent(
+        &self,
+        caller: Caller<'_>,
+        ticket: Ticket,
+        NamedIn { parent, name }: NamedIn<'_>,
+        error: Errno,
+    ) {
         if error == Errno::NOENT {
             let kept = self.kept_name(caller, name);
             self.caches.state().leases.learn_entry(ticket, parent, false, &kept, None);

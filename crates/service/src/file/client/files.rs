@@ -31,6 +31,37 @@ pub struct Listed {
     pub attributes: Attributes,
 }
 
+/// A name in a directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamedIn<'a> {
+    /// The directory's number.
+    pub parent: u64,
+    /// The name.
+    pub name: &'a [u8],
+}
+
+impl<'a> NamedIn<'a> {
+    /// `name` in the directory with the number `parent`.
+    pub const fn new(parent: u64, name: &'a [u8]) -> Self {
+        Self { parent, name }
+    }
+}
+
+/// What [`Client::copy_range`] copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CopyRange {
+    /// The handle of the file that is read.
+    pub from: u64,
+    /// The first byte there.
+    pub from_offset: u64,
+    /// The handle of the file that is written.
+    pub to: u64,
+    /// The first byte there.
+    pub to_offset: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
 impl Client {
     pub(super) fn on_node(caller: Caller<'_>, node: u64) -> Ask<'_> {
         Ask { caller, node: Some(node), repeatable: true, ..Ask::default() }
@@ -55,10 +86,11 @@ impl Client {
         let ask = Ask { repeatable: true, ..Self::in_directory(caller, parent, name) };
         let ticket = self.ticket(parent);
         let asked = self.ask(Method::LookUp, &ask);
-        let (live, reply) = asked.inspect_err(|error| self.learn_absent(caller, ticket, (parent, name), *error))?;
+        let (live, reply) =
+            asked.inspect_err(|error| self.learn_absent(caller, ticket, NamedIn { parent, name }, *error))?;
         let entry = entry_of(&reply)?;
         let found = self.hold(live, parent, name, &entry);
-        self.learn_entry(caller, ticket, (parent, name), &found, &reply);
+        self.learn_entry(caller, ticket, NamedIn { parent, name }, &found, &reply);
         Ok(found)
     }
 
@@ -164,7 +196,7 @@ impl Client {
 
     /// Changes names, and gives up what is cached of the files that they are known to lead to, so that the server recalls no lease on
     /// them from this client.
-    fn ask_giving_up(&self, method: Method, names: [Option<(u64, &[u8])>; 2], ask: Ask<'_>) -> Result<(), Errno> {
+    fn ask_giving_up(&self, method: Method, names: [Option<NamedIn<'_>>; 2], ask: Ask<'_>) -> Result<(), Errno> {
         // Held until the call has ended: the kernel may forget one that has another name by now.
         let given_up = {
             let mut table = self.table();
@@ -180,8 +212,9 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn unlink(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        self.ask_giving_up(Method::Unlink, [Some((parent, name)), None], Self::in_directory(caller, parent, name))?;
-        self.note_removed((parent, name));
+        let place = NamedIn { parent, name };
+        self.ask_giving_up(Method::Unlink, [Some(place), None], Self::in_directory(caller, parent, name))?;
+        self.note_removed(place);
         Ok(())
     }
 
@@ -190,12 +223,9 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn remove_directory(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Result<(), Errno> {
-        self.ask_giving_up(
-            Method::RemoveDirectory,
-            [Some((parent, name)), None],
-            Self::in_directory(caller, parent, name),
-        )?;
-        self.note_removed((parent, name));
+        let place = NamedIn { parent, name };
+        self.ask_giving_up(Method::RemoveDirectory, [Some(place), None], Self::in_directory(caller, parent, name))?;
+        self.note_removed(place);
         Ok(())
     }
 
@@ -203,25 +233,19 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::look_up`].
-    pub fn rename(
-        &self,
-        caller: Caller<'_>,
-        (parent, name): (u64, &[u8]),
-        (new_parent, new_name): (u64, &[u8]),
-        flags: u32,
-    ) -> Result<(), Errno> {
+    pub fn rename(&self, caller: Caller<'_>, from: NamedIn<'_>, to: NamedIn<'_>, flags: u32) -> Result<(), Errno> {
         let ask = Ask {
-            second_node: Some(new_parent),
-            second_name: new_name,
+            second_node: Some(to.parent),
+            second_name: to.name,
             flags,
-            ..Self::in_directory(caller, parent, name)
+            ..Self::in_directory(caller, from.parent, from.name)
         };
-        self.ask_giving_up(Method::Rename, [Some((parent, name)), Some((new_parent, new_name))], ask)?;
+        self.ask_giving_up(Method::Rename, [Some(from), Some(to)], ask)?;
         let exchanged = flags & rustix::fs::RenameFlags::EXCHANGE.bits() != 0;
         if !exchanged {
-            self.note_removed((new_parent, new_name));
+            self.note_removed(to);
         }
-        self.table().renamed((parent, name), (new_parent, new_name), exchanged);
+        self.table().renamed(from, to, exchanged);
         Ok(())
     }
 
@@ -261,7 +285,7 @@ impl Client {
     pub fn create(
         &self,
         caller: Caller<'_>,
-        (parent, name): (u64, &[u8]),
+        NamedIn { parent, name }: NamedIn<'_>,
         flags: u32,
         mode: impl Into<NewMode>,
     ) -> Result<(Found, u64), Errno> {
@@ -358,7 +382,7 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn write(&self, caller: Caller<'_>, handle: u64, offset: u64, data: &[u8]) -> Result<usize, Errno> {
-        self.write_to(caller, handle, (offset, 0), data)
+        self.write_to(caller, handle, offset, 0, data)
     }
 
     /// Writes at the end of the file as it is then, at most 1 MiB at once.
@@ -366,16 +390,10 @@ impl Client {
     /// # Errors
     /// See [`Client::look_up`].
     pub fn append(&self, caller: Caller<'_>, handle: u64, data: &[u8]) -> Result<usize, Errno> {
-        self.write_to(caller, handle, (0, FLAG_APPEND), data)
+        self.write_to(caller, handle, 0, FLAG_APPEND, data)
     }
 
-    fn write_to(
-        &self,
-        caller: Caller<'_>,
-        handle: u64,
-        (offset, flags): (u64, u32),
-        data: &[u8],
-    ) -> Result<usize, Errno> {
+    fn write_to(&self, caller: Caller<'_>, handle: u64, offset: u64, flags: u32, data: &[u8]) -> Result<usize, Errno> {
         let data = &data[..data.len().min(FILE_TRANSFER_MAX)];
         // A second append would be another one.
         let repeatable = flags & FLAG_APPEND == 0;
@@ -468,7 +486,8 @@ impl Client {
             let entry = listed.head.entry;
             let found = (entry.node.get() != 0).then(|| self.hold(live, directory, listed.name, &entry));
             if let Some(found) = &found {
-                self.learn_listed(caller, ticket, (directory, listed.name), found, listed.head.lease.get());
+                let place = NamedIn::new(directory, listed.name);
+                self.learn_listed(caller, ticket, place, found, listed.head.lease.get());
             }
             let node = found.map(|found| found.node);
             let (cookie, attributes) = (listed.head.cookie.get(), entry.attributes);
@@ -525,13 +544,8 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::look_up`].
-    pub fn copy_range(
-        &self,
-        caller: Caller<'_>,
-        (from, offset): (u64, u64),
-        (to, to_offset): (u64, u64),
-        len: u64,
-    ) -> Result<u64, Errno> {
+    pub fn copy_range(&self, caller: Caller<'_>, range: CopyRange) -> Result<u64, Errno> {
+        let CopyRange { from, from_offset: offset, to, to_offset, len } = range;
         let ask = Ask { second_handle: Some(to), offset, extra: to_offset, len, ..Self::on_handle(caller, from) };
         number_of(&self.ask(Method::CopyRange, &ask)?.1)
     }

@@ -10,6 +10,7 @@ use byway_reactor::{Errno, Instant};
 
 use super::Client;
 use super::caches::now;
+use super::files::NamedIn;
 use crate::limits::{BUSY_PAUSE_MIN, FILE_FREED_AFTER};
 
 /// When the client last removed a name, in nanoseconds of [`now`]; 0 if it has not.
@@ -18,7 +19,7 @@ pub(super) struct LastRemoval(pub(super) AtomicU64);
 
 impl Client {
     /// A name was removed, or is about to be another file's.
-    pub(super) fn note_removed(&self, place: (u64, &[u8])) {
+    pub(super) fn note_removed(&self, place: NamedIn<'_>) {
         self.table().removed(place);
         self.last_removal.0.store(now().nanos(), Ordering::Relaxed);
     }

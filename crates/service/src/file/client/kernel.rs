@@ -35,6 +35,19 @@ pub trait KernelCache: Send + Sync + std::fmt::Debug {
     fn drop_pages_soon(&self, node: u64);
 }
 
+/// A read of an open file of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRead {
+    /// The file.
+    pub node: u64,
+    /// The handle that it is read by.
+    pub handle: u64,
+    /// First byte.
+    pub offset: u64,
+    /// Bytes.
+    pub len: usize,
+}
+
 /// How long a node may be unknown to the kernel after it was looked at for an answer: an answer that comes later is late
 /// ([`Giving`]), and the kernel needs a moment to put the node in.
 const UNKNOWN_TIME_MAX: Duration =
@@ -452,18 +465,13 @@ impl Client {
     ///
     /// # Errors
     /// See [`Client::read_data`].
-    pub fn read_pages(
-        &self,
-        caller: Caller<'_>,
-        (node, handle): (u64, u64),
-        offset: u64,
-        len: usize,
-    ) -> Result<Data<'_>, Errno> {
+    pub fn read_pages(&self, caller: Caller<'_>, read: FileRead) -> Result<Data<'_>, Errno> {
+        let FileRead { node, handle, offset, len } = read;
         let begun = Instant::now();
         loop {
             let data = self.read_data(caller, handle, offset, len)?;
-            let ends = (offset.saturating_add(len as u64), offset.saturating_add(data.len() as u64));
-            let again = self.caches.state().leases.ends_early(node, ends, now());
+            let [asked_end, end] = [len, data.len()].map(|len| offset.saturating_add(len as u64));
+            let again = self.caches.state().leases.ends_early(node, asked_end, end, now());
             if again.is_none_or(|limit| begun.elapsed() >= limit) {
                 return Ok(data);
             }

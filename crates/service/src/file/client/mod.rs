@@ -48,11 +48,11 @@ pub use self::buffers::Data;
 use self::caches::Caches;
 use self::closing::Closing;
 use self::connection::{Failure, Live, Server, ServerConnection};
-pub use self::files::Listed;
+pub use self::files::{CopyRange, Listed, NamedIn};
 use self::freed::LastRemoval;
 pub use self::handover::record::StateError;
 pub use self::handover::{SuspendError, TakeOverError};
-pub use self::kernel::{Giving, KernelCache};
+pub use self::kernel::{FileRead, Giving, KernelCache};
 pub use self::list::{ListedShare, list};
 pub use self::locking::{LockKind, LockRange, Locked};
 pub use self::new_mode::NewMode;
@@ -561,7 +561,7 @@ impl Client {
         let remote = Remote { epoch: live.epoch, name: entry.node.get() };
         let (node, is_full) = {
             let mut table = self.table();
-            let node = table.hold((parent, name), remote, &entry.attributes);
+            let node = table.hold(NamedIn { parent, name }, remote, &entry.attributes);
             (node, table.is_full())
         };
         if is_full {

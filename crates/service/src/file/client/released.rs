@@ -218,6 +218,7 @@ mod tests {
     use zerocopy::little_endian::{U32, U64};
 
     use super::super::super::wire::Attributes;
+    use super::super::files::NamedIn;
     use super::super::table::Opened;
     use super::*;
 
@@ -234,7 +235,7 @@ mod tests {
         assert!(table.attach(Remote { epoch: 1, name: 999 }, &known(1, DIRECTORY)));
         let nodes = modes.iter().zip(1000..).map(|(mode, name)| {
             let remote = Remote { epoch: 1, name };
-            table.hold((ROOT, name.to_string().as_bytes()), remote, &known(name, *mode))
+            table.hold(NamedIn::new(ROOT, name.to_string().as_bytes()), remote, &known(name, *mode))
         });
         let nodes = nodes.collect();
         (table, nodes)
@@ -248,7 +249,7 @@ mod tests {
     fn a_node_that_is_used_or_open_or_leased_stays() {
         let (mut table, nodes) = table(&[FILE; 6]);
         let handle = table.open(Opened { node: nodes[0], flags: 0, directory: false }, Remote { epoch: 1, name: 5 });
-        table.removed((ROOT, b"1001"));
+        table.removed(NamedIn::new(ROOT, b"1001"));
         assert!(table.release(|_| false).is_empty(), "all have just been found");
         table.remote(nodes[2]);
         assert_eq!(names(table.release(|node| node == nodes[3])), [1004, 1005]);
@@ -275,7 +276,7 @@ mod tests {
     fn a_table_is_full_until_enough_are_released() {
         let mut table = table(&vec![FILE; FILE_NODES_HELD_MAX]).0;
         assert!(!table.is_full());
-        table.hold((ROOT, b"more"), Remote { epoch: 1, name: 1 }, &known(1_000_000, FILE));
+        table.hold(NamedIn::new(ROOT, b"more"), Remote { epoch: 1, name: 1 }, &known(1_000_000, FILE));
         assert!(table.is_full());
         assert!(table.release(|_| false).is_empty(), "each was used since the last time");
         assert!(!table.is_full(), "it is not looked through again for the next file");
@@ -289,7 +290,7 @@ mod tests {
         let (mut table, _) = table(&[]);
         for name in 1000..1000 + 10 * FILE_NODES_RELEASED_MAX as u64 {
             let remote = Remote { epoch: 1, name };
-            let node = table.hold((ROOT, b"file"), remote, &known(name, FILE));
+            let node = table.hold(NamedIn::new(ROOT, b"file"), remote, &known(name, FILE));
             table.forget(node, 1);
         }
         assert!(table.held.queue.len() <= 2 * FILE_NODES_RELEASED_MAX);

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use rustix::fs::FileType;
 
 use super::super::wire::Attributes;
+use super::files::NamedIn;
 use super::held_locks::HeldLocks;
 use super::released::HeldNodes;
 use super::unsynced::{Lost, Unsynced};
@@ -62,7 +63,7 @@ pub(super) struct Node {
 }
 
 impl Node {
-    fn new((parent, name): (u64, &[u8]), remote: Remote, attributes: &Attributes) -> Self {
+    fn new(NamedIn { parent, name }: NamedIn<'_>, remote: Remote, attributes: &Attributes) -> Self {
         Self {
             parent,
             name: name.to_vec(),
@@ -148,14 +149,19 @@ impl Table {
         let root = self
             .nodes
             .entry(ROOT)
-            .or_insert_with(|| Node { look_ups: u64::MAX, ..Node::new((ROOT, b""), remote, attributes) });
+            .or_insert_with(|| Node { look_ups: u64::MAX, ..Node::new(NamedIn::new(ROOT, b""), remote, attributes) });
         (root.remote, root.answers) = (remote, 1);
         self.by_identity.insert(identity, ROOT);
         root.identity == identity
     }
 
     /// A name was looked up: gives the node's number.
-    pub(super) fn hold(&mut self, (parent, name): (u64, &[u8]), remote: Remote, attributes: &Attributes) -> u64 {
+    pub(super) fn hold(
+        &mut self,
+        NamedIn { parent, name }: NamedIn<'_>,
+        remote: Remote,
+        attributes: &Attributes,
+    ) -> u64 {
         let identity = Identity::of(attributes);
         if let Some(&number) = self.by_identity.get(&identity)
             && let Some(node) = self.nodes.get_mut(&number)
@@ -173,7 +179,7 @@ impl Table {
         }
         self.last += 1;
         let number = self.last;
-        self.nodes.insert(number, Node::new((parent, name), remote, attributes));
+        self.nodes.insert(number, Node::new(NamedIn { parent, name }, remote, attributes));
         self.held.renamed(number, Remote::default(), remote);
         self.by_identity.insert(identity, number);
         self.by_name.insert((parent, name.to_vec()), number);
@@ -248,8 +254,8 @@ impl Table {
     }
 
     /// A name was given to another place, or exchanged with it.
-    pub(super) fn renamed(&mut self, from: (u64, &[u8]), to: (u64, &[u8]), exchanged: bool) {
-        let (from, to) = ((from.0, from.1.to_vec()), (to.0, to.1.to_vec()));
+    pub(super) fn renamed(&mut self, from: NamedIn<'_>, to: NamedIn<'_>, exchanged: bool) {
+        let [from, to] = [from, to].map(|NamedIn { parent, name }| (parent, name.to_vec()));
         let (moved, replaced) = (self.by_name.remove(&from), self.by_name.remove(&to));
         let mut place = |number: Option<u64>, at: (u64, Vec<u8>)| {
             let Some(number) = number else { return };
@@ -265,7 +271,7 @@ impl Table {
     }
 
     /// A name was removed, or is about to be another file's.
-    pub(super) fn removed(&mut self, (parent, name): (u64, &[u8])) {
+    pub(super) fn removed(&mut self, NamedIn { parent, name }: NamedIn<'_>) {
         let number = self.by_name.get(&(parent, name.to_vec()));
         if let Some(node) = number.and_then(|number| self.nodes.get_mut(number)) {
             node.is_removed = true;
@@ -273,7 +279,7 @@ impl Table {
     }
 
     /// The node that was last seen under a name, which counts as a look-up.
-    pub(super) fn hold_named(&mut self, (parent, name): (u64, &[u8])) -> Option<u64> {
+    pub(super) fn hold_named(&mut self, NamedIn { parent, name }: NamedIn<'_>) -> Option<u64> {
         let number = *self.by_name.get(&(parent, name.to_vec()))?;
         self.found(number).then_some(number)
     }
@@ -392,8 +398,8 @@ mod tests {
     fn a_file_has_one_number_by_all_its_names_and_in_all_epochs() {
         let mut table = Table::default();
         assert!(table.attach(remote(1, 70), &file(2, 0)));
-        let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
-        assert_eq!(table.hold((ROOT, b"b"), remote(1, 71), &file(10, 5)), one, "a hard link");
+        let one = table.hold(NamedIn::new(ROOT, b"a"), remote(1, 71), &file(10, 5));
+        assert_eq!(table.hold(NamedIn::new(ROOT, b"b"), remote(1, 71), &file(10, 5)), one, "a hard link");
         assert!(table.attach(remote(2, 80), &file(2, 0)));
         assert_eq!(table.place(one), Some((ROOT, b"b".to_vec())));
         assert!(table.found_again(one, remote(2, 90), &file(10, 5)));
@@ -413,15 +419,15 @@ mod tests {
     fn a_renamed_file_is_found_at_its_new_place() {
         let mut table = Table::default();
         table.attach(remote(1, 70), &file(2, 0));
-        let directory = table.hold((ROOT, b"d"), remote(1, 71), &file(10, 0));
-        let one = table.hold((ROOT, b"a"), remote(1, 72), &file(11, 0));
-        let two = table.hold((directory, b"b"), remote(1, 73), &file(12, 0));
-        table.renamed((ROOT, b"a"), (directory, b"b"), true);
+        let directory = table.hold(NamedIn::new(ROOT, b"d"), remote(1, 71), &file(10, 0));
+        let one = table.hold(NamedIn::new(ROOT, b"a"), remote(1, 72), &file(11, 0));
+        let two = table.hold(NamedIn::new(directory, b"b"), remote(1, 73), &file(12, 0));
+        table.renamed(NamedIn::new(ROOT, b"a"), NamedIn::new(directory, b"b"), true);
         assert_eq!(
             (table.place(one), table.place(two)),
             (Some((directory, b"b".to_vec())), Some((ROOT, b"a".to_vec())))
         );
-        table.renamed((directory, b"b"), (ROOT, b"c"), false);
+        table.renamed(NamedIn::new(directory, b"b"), NamedIn::new(ROOT, b"c"), false);
         assert_eq!(table.place(one), Some((ROOT, b"c".to_vec())));
     }
 
@@ -429,10 +435,10 @@ mod tests {
     fn changes_of_a_file_are_remembered_when_its_node_is_forgotten() {
         let mut table = Table::default();
         table.attach(remote(1, 70), &file(2, 0));
-        let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
+        let one = table.hold(NamedIn::new(ROOT, b"a"), remote(1, 71), &file(10, 5));
         table.changed(one, 100, false);
         table.forget(one, 1);
-        let again = table.hold((ROOT, b"a"), remote(2, 71), &file(10, 5));
+        let again = table.hold(NamedIn::new(ROOT, b"a"), remote(2, 71), &file(10, 5));
         assert_ne!(one, again);
         let handle = table.open(Opened { node: again, flags: 2, directory: false }, remote(2, 5));
         assert!(table.begin_sync(handle, 200).is_err());
@@ -445,7 +451,7 @@ mod tests {
     fn of_two_that_open_a_file_again_the_first_is_used() {
         let mut table = Table::default();
         table.attach(remote(1, 70), &file(2, 0));
-        let one = table.hold((ROOT, b"a"), remote(1, 71), &file(10, 5));
+        let one = table.hold(NamedIn::new(ROOT, b"a"), remote(1, 71), &file(10, 5));
         let opened = Opened { node: one, flags: 2, directory: false };
         let handle = table.open(opened, remote(1, 5));
         assert_eq!(table.opened_again(handle, remote(2, 6)), Some(remote(2, 6)));

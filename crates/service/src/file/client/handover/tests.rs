@@ -4,6 +4,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::super::wire::Attributes;
+use super::super::files::NamedIn;
 use super::super::held_locks::HeldLock;
 use super::super::locking::LockRange;
 use super::super::opener::Opener;
@@ -28,7 +29,7 @@ fn opener() -> Opener {
 fn table() -> (Table, u64, u64) {
     let mut table = Table::default();
     assert!(table.attach(remote(70), &file(2)));
-    let node = table.hold((ROOT, b"name"), remote(71), &file(10));
+    let node = table.hold(NamedIn::new(ROOT, b"name"), remote(71), &file(10));
     let handle = table.open(Opened { node, flags: 2, directory: false }, remote(72));
     table.locks.recovered(EPOCH);
     let range = LockRange { whole: false, owner: 9, pid: 11, start: 20, last: 29 };
@@ -57,8 +58,8 @@ fn a_table_goes_on_in_another_process() {
     let (before, node, handle) = table();
     let mut table = read(&written(&before)).unwrap();
     assert_eq!((table.place(node), table.remote(node)), (Some((ROOT, b"name".to_vec())), Some(remote(71))));
-    assert_eq!(table.hold((ROOT, b"name"), remote(71), &file(10)), node, "known by its identity");
-    assert_eq!(table.hold_named((ROOT, b"name")), Some(node), "and by its name");
+    assert_eq!(table.hold(NamedIn::new(ROOT, b"name"), remote(71), &file(10)), node, "known by its identity");
+    assert_eq!(table.hold_named(NamedIn::new(ROOT, b"name")), Some(node), "and by its name");
     assert_eq!(table.handle(handle), Some((remote(72), Opened { node, flags: 2, directory: false })));
     let range = LockRange { whole: false, owner: 9, pid: 11, start: 20, last: 29 };
     assert_eq!(table.locks.all(), [(node, HeldLock { range, exclusive: true })]);

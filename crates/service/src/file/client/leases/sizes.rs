@@ -85,9 +85,9 @@ impl<A: Clone> Leases<A> {
         }
     }
 
-    /// For how long a read for the page cache is made again that should end at the first offset and ends at the second: `None` if that
-    /// is not before the size that the kernel may read by.
-    pub fn ends_early(&self, node: u64, (asked_end, end): (u64, u64), now: Instant) -> Option<Duration> {
+    /// For how long a read for the page cache is made again that should end at `asked_end` and ends at `end`: `None` if that is not
+    /// before the size that the kernel may read by.
+    pub fn ends_early(&self, node: u64, asked_end: u64, end: u64, now: Instant) -> Option<Duration> {
         let known = self.nodes.get(&node).filter(|known| known.pages.cached > 0)?;
         let size = &known.pages.size;
         let is_early = end < asked_end.min(size.longest(now));
@@ -132,17 +132,17 @@ mod tests {
     #[test]
     fn a_read_that_ends_where_the_kernel_knows_the_end_is_not_early() {
         let mut leases = read_through_cache();
-        assert_eq!(leases.ends_early(FILE, (4096, 100), at(1)), None);
-        assert_eq!(leases.ends_early(FILE, (50, 50), at(1)), None);
-        assert_eq!(leases.ends_early(FILE, (4096, 99), at(1)), Some(FILE_EARLY_END_TIME_MAX));
+        assert_eq!(leases.ends_early(FILE, 4096, 100, at(1)), None);
+        assert_eq!(leases.ends_early(FILE, 50, 50, at(1)), None);
+        assert_eq!(leases.ends_early(FILE, 4096, 99, at(1)), Some(FILE_EARLY_END_TIME_MAX));
         leases.end_reader(FILE);
-        assert_eq!(leases.ends_early(FILE, (4096, 0), at(1)), None, "no page of it is read by a call");
+        assert_eq!(leases.ends_early(FILE, 4096, 0, at(1)), None, "no page of it is read by a call");
     }
 
     #[test]
     fn a_read_during_a_truncation_is_early_until_the_kernel_has_taken_the_answer() {
         let mut leases = read_through_cache();
-        let early = |leases: &Leases<u64>, now| leases.ends_early(FILE, (4096, 0), now);
+        let early = |leases: &Leases<u64>, now| leases.ends_early(FILE, 4096, 0, now);
         leases.begin_resize(FILE, at(1));
         assert_eq!(early(&leases, at(2)), Some(FILE_RESIZE_TIME_MAX));
         leases.told_size(FILE, 0, at(2));
@@ -152,12 +152,12 @@ mod tests {
         assert_eq!(early(&leases, at(3) + FILE_RESIZE_SETTLED), None);
         // A write comes when the thread has run, and makes the file longer.
         leases.written_to(FILE, 40);
-        assert_eq!(leases.ends_early(FILE, (4096, 40), at(5)), None);
+        assert_eq!(leases.ends_early(FILE, 4096, 40, at(5)), None);
         assert_eq!(early(&leases, at(5)), Some(FILE_EARLY_END_TIME_MAX));
         // One that failed changes nothing.
         leases.begin_resize(FILE, at(6));
         leases.end_resize(FILE, None, at(7));
-        assert_eq!(leases.ends_early(FILE, (4096, 40), at(8)), None);
+        assert_eq!(leases.ends_early(FILE, 4096, 40, at(8)), None);
     }
 
     #[test]
