@@ -357,7 +357,7 @@ impl FarJob {
             }
             Event::Remapped { from, to, bytes } => {
                 let page = |address: usize| (address / PAGE_BYTES) as u64;
-                self.pager.remapped(space, (page(from), page(to)), page(bytes));
+                self.pager.remapped(space, page(from), page(to), page(bytes));
                 self.wake(space, &(from..from + bytes));
             }
             Event::Forked(userfault) => {

@@ -27,7 +27,21 @@ pub(crate) enum Family {
     Whole,
 }
 
-fn range(open: &Open, family: Family, (start, last): (u64, u64)) -> LockRange {
+/// The bytes that a lock is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct LockedBytes {
+    /// The first byte.
+    pub(crate) start: u64,
+    /// The last byte.
+    pub(crate) last: u64,
+}
+
+impl LockedBytes {
+    pub(crate) const ALL: Self = Self { start: 0, last: u64::MAX };
+}
+
+fn range(open: &Open, family: Family, bytes: LockedBytes) -> LockRange {
+    let LockedBytes { start, last } = bytes;
     let owner = if family == Family::Process { OF_PROCESS } else { open.owner() };
     LockRange { whole: family == Family::Whole, owner, pid: std::process::id(), start, last }
 }
@@ -36,7 +50,7 @@ fn range(open: &Open, family: Family, (start, last): (u64, u64)) -> LockRange {
 ///
 /// # Errors
 /// As `fcntl(2)`; `EINTR` if a signal came during the wait.
-pub(crate) fn lock(open: &Open, family: Family, bytes: (u64, u64), kind: LockKind, wait: bool) -> Result<(), Errno> {
+pub(crate) fn lock(open: &Open, family: Family, bytes: LockedBytes, kind: LockKind, wait: bool) -> Result<(), Errno> {
     loop {
         let tried = inside(|| {
             let live: Arc<Live> = open.live()?;
@@ -65,7 +79,7 @@ pub(crate) fn lock(open: &Open, family: Family, bytes: (u64, u64), kind: LockKin
 ///
 /// # Errors
 /// As `fcntl(2)`.
-pub(crate) fn test(open: &Open, family: Family, lock: &libc::flock, bytes: (u64, u64)) -> Result<libc::flock, Errno> {
+pub(crate) fn test(open: &Open, family: Family, lock: &libc::flock, bytes: LockedBytes) -> Result<libc::flock, Errno> {
     let live = open.live()?;
     let exclusive = i32::from(lock.l_type) == libc::F_WRLCK;
     let found = live.client().test_lock(live.caller(), live.handle()?, range(open, family, bytes), exclusive)?;
@@ -89,7 +103,7 @@ pub(crate) fn closed(open: &Open) {
         && let Ok(live) = open.live()
         && let Ok(handle) = live.handle()
     {
-        let range = range(open, Family::Process, (0, u64::MAX));
+        let range = range(open, Family::Process, LockedBytes::ALL);
         let _ = live.client().lock(live.caller(), handle, range, LockKind::Unlock, false);
     }
 }

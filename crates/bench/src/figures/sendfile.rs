@@ -1,6 +1,6 @@
 //! Dalessandro and Wyckoff: a file sent with static, dynamic and cached registration, and with none.
 
-use byway_fabric::registration::measured::{FileSender, MeasureError, Way};
+use byway_fabric::registration::measured::{FileSender, MeasureError, SendSizes, Way};
 
 use super::experiment::{
     Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
@@ -90,11 +90,13 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
             session.say(&format!("sendfile, round {round}: {}", how.rate));
             for &pages in session.scale.points(&PAGES, &PAGES_QUICK) {
                 let file_pages = if how.in_pieces { SENT_PAGES } else { pages };
+                let (file_bytes, piece_bytes) = (file_pages * PAGE, pages * PAGE);
+                let sizes = SendSizes { file_bytes, piece_bytes, pipes: how.pipes };
                 for (name, way) in WAYS {
                     if refused.contains(&name) {
                         continue;
                     }
-                    match sender.run(way, (file_pages * PAGE, pages * PAGE), how.pipes, session.scale.time) {
+                    match sender.run(way, sizes, session.scale.time) {
                         Ok(sent) => {
                             let rate = sent.bytes as f64 / sent.time.as_secs_f64().max(1e-9) / 1e6;
                             rates.add(name, pages as f64, rate);

@@ -13,7 +13,7 @@ use super::opening::last_error;
 use super::streams;
 use crate::c::{put, take};
 use crate::inside::{inside, is_inside};
-use crate::locks::{self, Family};
+use crate::locks::{self, Family, LockedBytes};
 use crate::open::{self, Open, on};
 use crate::{data, process, report, working_directory};
 
@@ -44,7 +44,7 @@ interpose! {
             _ => return Some(Err(Errno::INVAL)),
         };
         let wait = operation & libc::LOCK_NB == 0;
-        Some(locks::lock(&open, Family::Whole, (0, u64::MAX), kind, wait).map(|()| 0))
+        Some(locks::lock(&open, Family::Whole, LockedBytes::ALL, kind, wait).map(|()| 0))
     }
 
     fn lockf | lockf64(number: c_int, command: c_int, len: off_t) -> c_int {
@@ -157,7 +157,7 @@ fn set_lock(number: c_int, open: &Open, family: Family, lock: &libc::flock, wait
 }
 
 /// The first and last byte of a lock.
-fn bytes(number: c_int, open: &Open, lock: &libc::flock) -> Result<(u64, u64), Errno> {
+fn bytes(number: c_int, open: &Open, lock: &libc::flock) -> Result<LockedBytes, Errno> {
     let base = match c_int::from(lock.l_whence) {
         libc::SEEK_SET => 0,
         libc::SEEK_CUR => data::move_position(number, open, 0, libc::SEEK_CUR)?,
@@ -174,8 +174,8 @@ fn bytes(number: c_int, open: &Open, lock: &libc::flock) -> Result<(u64, u64), E
         len @ 1.. => (start, Some(start.checked_add(len).ok_or(Errno::OVERFLOW)?)),
         len => (start.checked_add(len).ok_or(Errno::INVAL)?, Some(start)),
     };
-    let first = u64::try_from(first).map_err(|_| Errno::INVAL)?;
-    Ok((first, end.map_or(u64::MAX, |end| end as u64 - 1)))
+    let start = u64::try_from(first).map_err(|_| Errno::INVAL)?;
+    Ok(LockedBytes { start, last: end.map_or(u64::MAX, |end| end as u64 - 1) })
 }
 
 /// Puts a copy of a descriptor in place of another number, which may have been a file of a share.

@@ -7,7 +7,7 @@ mod ring;
 mod sends;
 
 pub use cost::{Cost, CostMeter};
-pub use sends::{FileSender, Sent, Way};
+pub use sends::{FileSender, SendSizes, Sent, Way};
 
 /// Why something was not measured.
 #[derive(Debug, thiserror::Error)]

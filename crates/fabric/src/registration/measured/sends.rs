@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -39,6 +40,17 @@ pub enum Way {
     Cached,
     /// They are not: the kernel moves references to them into the socket.
     Sendfile,
+}
+
+/// What a run sends at a time, in bytes, and how many pieces are in hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendSizes {
+    /// Bytes of a file, a multiple of `piece_bytes`.
+    pub file_bytes: usize,
+    /// Bytes of a piece.
+    pub piece_bytes: usize,
+    /// Pieces in hand at a time.
+    pub pipes: usize,
 }
 
 /// What a connection did.
@@ -94,16 +106,15 @@ impl FileSender {
         })
     }
 
-    /// Sends files of `file_bytes` (the next part of this one's, round and round) in pieces of `piece_bytes` for `time`,
-    /// over a connection of its own, with `pipes` pieces in hand at a time. The receiver answers each file.
+    /// Sends files (the next part of this one's, round and round) for `time`, over a connection of its own. The receiver answers
+    /// each file.
     ///
     /// # Errors
     /// The kernel's; registrations that are refused (`RLIMIT_MEMLOCK`).
     pub fn run(
         &self,
         way: Way,
-        (file_bytes, piece_bytes): (usize, usize),
-        pipes: usize,
+        SendSizes { file_bytes, piece_bytes, pipes }: SendSizes,
         time: Duration,
     ) -> Result<Sent, MeasureError> {
         let fits = piece_bytes * pipes <= self.fixed.bytes() && file_bytes.is_multiple_of(piece_bytes);
@@ -118,7 +129,7 @@ impl FileSender {
             if !is_warm && began.elapsed() >= time / WARM_SHARE {
                 (is_warm, began, sent.bytes) = (true, Instant::now(), 0);
             }
-            let part = (at, file_bytes);
+            let part = at..at + file_bytes;
             let held = match way {
                 Way::Sendfile => self.splice(part, piece_bytes, pipes, &socket)?,
                 _ => self.send(way, part, piece_bytes, pipes, &socket)?,
@@ -138,7 +149,7 @@ impl FileSender {
     fn send(
         &self,
         way: Way,
-        (at, file_bytes): (usize, usize),
+        part: Range<usize>,
         piece_bytes: usize,
         pipes: usize,
         socket: &TcpStream,
@@ -150,8 +161,8 @@ impl FileSender {
         let fixed = fixed.transpose()?;
         let mut slots: Vec<usize> = (0..pipes).rev().collect();
         let (mut ready, mut sending) = (VecDeque::<Piece>::new(), VecDeque::<(u64, Piece)>::new());
-        let (mut next, mut held, mut held_most) = (at, 0, 0);
-        let (mut idle, end) = (true, at + file_bytes);
+        let (mut next, mut held, mut held_most) = (part.start, 0, 0);
+        let (mut idle, end) = (true, part.end);
         while next < end || !ready.is_empty() || !sending.is_empty() {
             while next < end && ready.len() + sending.len() < pipes {
                 let piece = self.prepare(way, next, piece_bytes, &mut slots)?;
@@ -229,7 +240,7 @@ impl FileSender {
     /// By way of pipes, each filled before the one in front of it is drained.
     fn splice(
         &self,
-        (at, file_bytes): (usize, usize),
+        part: Range<usize>,
         piece_bytes: usize,
         count: usize,
         socket: &TcpStream,
@@ -237,7 +248,7 @@ impl FileSender {
         let Some(file) = self.file.fd() else { return Err(MeasureError::Empty) };
         let mut free = (0..count).map(|_| pipe(piece_bytes)).collect::<Result<Vec<_>, _>>()?;
         let mut filled: VecDeque<((OwnedFd, OwnedFd), usize)> = VecDeque::new();
-        let (mut next, end) = (at as u64, (at + file_bytes) as u64);
+        let (mut next, end) = (part.start as u64, part.end as u64);
         let (mut held, mut held_most) = (0, 0);
         while next < end || !filled.is_empty() {
             while next < end
@@ -319,7 +330,8 @@ mod tests {
         let sender = FileSender::new(64 * page, 24 * page).unwrap();
         for way in [Way::Unregistered, Way::Static, Way::Dynamic, Way::Cached, Way::Sendfile] {
             for (file, piece, pipes) in [(4, 4, 1), (16, 4, 1), (16, 4, 2), (24, 4, 6)] {
-                let sent = sender.run(way, (file * page, piece * page), pipes, Duration::from_millis(2));
+                let sizes = SendSizes { file_bytes: file * page, piece_bytes: piece * page, pipes };
+                let sent = sender.run(way, sizes, Duration::from_millis(2));
                 let sent = sent.unwrap_or_else(|error| panic!("{way:?}: {error}"));
                 assert!(sent.bytes > 0 && sent.bytes.is_multiple_of((file * page) as u64), "{way:?} {sent:?}");
                 let most = if way == Way::Cached { 64 } else { piece * pipes };
@@ -331,9 +343,10 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused() {
         let sender = FileSender::new(8 * 4096, 4096).unwrap();
-        for (file, piece, pipes) in [(0, 1, 1), (4096, 4096, 2), (4096, 3000, 1), (16 * 4096, 4096, 1)] {
-            let refused = sender.run(Way::Static, (file, piece), pipes, Duration::ZERO);
-            assert!(matches!(refused, Err(MeasureError::Empty)), "{file} {piece} {pipes}");
+        for (file_bytes, piece_bytes, pipes) in [(0, 1, 1), (4096, 4096, 2), (4096, 3000, 1), (16 * 4096, 4096, 1)] {
+            let sizes = SendSizes { file_bytes, piece_bytes, pipes };
+            let refused = sender.run(Way::Static, sizes, Duration::ZERO);
+            assert!(matches!(refused, Err(MeasureError::Empty)), "{sizes:?}");
         }
     }
 }

@@ -101,7 +101,7 @@ impl Pager {
     }
 
     /// `mremap`: what was at `from` is at `to`.
-    pub fn remapped(&mut self, id: SpaceId, (from, to): (u64, u64), count: u64) {
+    pub fn remapped(&mut self, id: SpaceId, from: u64, to: u64, count: u64) {
         let Some(space) = self.spaces.get_mut(&id) else { return };
         let known = space.take(from..from + count);
         let can_move = space.can_move;

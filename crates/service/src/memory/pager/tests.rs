@@ -291,7 +291,7 @@ impl World {
         if to < from + count && from < to + count {
             return;
         }
-        self.pager.remapped(space, (from, to), count);
+        self.pager.remapped(space, from, to, count);
         self.pager.add_pages(space, from..from + count, &[]);
         let program = self.programs.get_mut(&space).unwrap();
         for page in 0..count {
@@ -428,8 +428,8 @@ fn a_page_that_is_moved_about_for_ever_has_a_bounded_number_of_arrivals() {
     pager.add_space(space, true);
     pager.add_pages(space, 7..8, std::slice::from_ref(&(7..8)));
     for _ in 0..2 * ARRIVALS_SPARE {
-        pager.remapped(space, (7, 9), 1);
-        pager.remapped(space, (9, 7), 1);
+        pager.remapped(space, 7, 9, 1);
+        pager.remapped(space, 9, 7, 1);
     }
     assert!(pager.arrivals.len() <= 2 + ARRIVALS_SPARE);
     pager.add_slab(PLACES_PER_SLAB);
