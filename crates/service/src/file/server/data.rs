@@ -135,7 +135,7 @@ impl Shares {
                 self.counters.moved(call.counted, result.unwrap_or(0));
                 match (result, window) {
                     (Err(errno), _) => self.end(at, request, Err(errno.into())),
-                    (Ok(len), Some(window)) if len > SMALL_BYTES_MAX => self.put(at, request, window, (into, len)),
+                    (Ok(len), Some(window)) if len > SMALL_BYTES_MAX => self.put(at, request, window, into, len),
                     (Ok(len), _) => self.send(at, request, into, len),
                 }
             }
@@ -209,13 +209,7 @@ impl Shares {
     }
 
     /// Answers with the first bytes of a frame in the caller's window.
-    pub(super) fn put(
-        &mut self,
-        at: &mut At<'_>,
-        request: FileRequestId,
-        window: Window,
-        (frame, len): (Frame, usize),
-    ) {
+    pub(super) fn put(&mut self, at: &mut At<'_>, request: FileRequestId, window: Window, frame: Frame, len: usize) {
         let Some(session) = self.requests.get(request).map(|request| request.call().session) else { return };
         let meta = meta(at, session, &frame, len);
         if let Some(put) = self.end_with_put(at, request, window, meta)

@@ -187,7 +187,7 @@ impl Shares {
         match (window, at.reactor.frames().alloc(len)) {
             (Some(window), Some(mut frame)) => {
                 frame.write(0, &self.listing(session, directory, since, entries));
-                self.put(at, request, window, (frame, len));
+                self.put(at, request, window, frame, len);
             }
             _ => self.end(at, request, Err(CallError::Busy)),
         }
