@@ -85,16 +85,21 @@ pub(crate) fn begin_program(inherited: &[RawFd]) {
     }
 }
 
-/// Goes to a directory of a share, whose `path` is below the prefix and has no symbolic links.
+/// A directory of a share.
+pub(crate) struct Directory {
+    /// Index of this program's map.
+    pub(crate) map: usize,
+    /// Below the prefix, without symbolic links.
+    pub(crate) path: Vec<u8>,
+    pub(crate) ino: u64,
+}
+
+/// Goes to a directory of a share.
 ///
 /// # Errors
 /// As `chdir(2)`; `EOPNOTSUPP` if no directory can be made and removed in `/tmp`, `/dev/shm` or `/var/tmp`.
-pub(crate) fn enter(
-    client: &Client,
-    caller: Caller<'_>,
-    node: u64,
-    (map, path, ino): (usize, Vec<u8>, u64),
-) -> Result<(), Errno> {
+pub(crate) fn enter(client: &Client, caller: Caller<'_>, node: u64, directory: Directory) -> Result<(), Errno> {
+    let Directory { map, path, ino } = directory;
     client.access(caller, node, libc::X_OK as u32)?;
     let flags = libc::O_PATH | libc::O_DIRECTORY | IS_WORKING_DIRECTORY;
     let maps = process::this().ok_or(Errno::IO)?.maps;

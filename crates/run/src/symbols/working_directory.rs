@@ -11,7 +11,7 @@ use crate::inside::inside;
 use crate::open::on;
 use crate::target::on_path;
 use crate::walk::{Walked, is};
-use crate::working_directory::{enter, left, number, path};
+use crate::working_directory::{Directory, enter, left, number, path};
 
 fn change(to: *const c_char) -> Answer<c_int> {
     let entered = on_path(AT_FDCWD, to, |target| match target.walked(true)? {
@@ -20,7 +20,7 @@ fn change(to: *const c_char) -> Answer<c_int> {
             if !is(&found, libc::S_IFDIR) {
                 return Err(Errno::NOTDIR);
             }
-            let at = (target.map, place.path(), found.attributes.ino.get());
+            let at = Directory { map: target.map, path: place.path(), ino: found.attributes.ino.get() };
             enter(&names.session.client, names.caller(), found.node, at).map(|()| 0)
         }
         Walked::Outside(path) => leave_to(|| rustix::process::chdir(CString::new(path).map_err(|_| Errno::INVAL)?)),
@@ -45,7 +45,7 @@ fn change_to_open(directory: c_int) -> Answer<c_int> {
         if !live.is_directory {
             return Err(Errno::NOTDIR);
         }
-        let at = (open.map()?, open.described.path.clone(), open.described.ino);
+        let at = Directory { map: open.map()?, path: open.described.path.clone(), ino: open.described.ino };
         enter(live.client(), live.caller(), live.node, at).map(|()| 0)
     });
     if entered.is_some() || number().is_none() {

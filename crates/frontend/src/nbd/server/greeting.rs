@@ -6,7 +6,7 @@ use byway_reactor::{Gather, Op, Scatter, Socket, Token};
 use byway_service::block::{Catalog, Volume, VolumeId, VolumeOptions};
 
 use super::LoopContext;
-use super::connection::{CloseReason, Connection, TAG_RECEIVE, TAG_SEND};
+use super::connection::{CloseReason, Connection, Greeted, TAG_RECEIVE, TAG_SEND};
 use super::input::Input;
 use super::secure::Secure;
 use crate::nbd::export::{Export, Exports, VOLATILE};
@@ -72,7 +72,8 @@ impl Guest {
 
 impl Greeting {
     pub(super) fn new(
-        (socket, token): (Socket, Token),
+        socket: Socket,
+        token: Token,
         config: HandshakeConfig,
         tls: Option<TlsServer>,
         origin: Origin,
@@ -225,8 +226,9 @@ impl Greeting {
         self.guest.right = Some(told);
         let input = std::mem::take(&mut self.input);
         let transmission = Transmission::new(negotiated.rules);
-        let volume = (volume, context.engine.arrive(volume));
-        Some(Connection::new((self.socket, self.token, index), volume, transmission, (input, self.secure.take())))
+        let (socket, token, secure) = (self.socket, self.token, self.secure.take());
+        let arrived = context.engine.arrive(volume);
+        Some(Connection::new(Greeted { socket, token, index, volume, arrived, transmission, input, secure }))
     }
 
     /// Hands the input to the machine. `None` if that ended the connection.
@@ -414,7 +416,7 @@ mod tests {
         let socket = reactor.adopt(std::os::fd::OwnedFd::from(ours)).unwrap();
         rustix::net::sockopt::set_socket_send_buffer_size(&same, 1).unwrap();
         let mut greeting =
-            Greeting::new((socket, Token::new(0x40, 0, 0, 0)), HandshakeConfig::default(), None, Origin::Unix);
+            Greeting::new(socket, Token::new(0x40, 0, 0, 0), HandshakeConfig::default(), None, Origin::Unix);
         // Enough answers that they do not fit into the socket, and GO behind them.
         let ask = b"\0\0\0\x01v\0\x01\0\x02";
         let said = [&b"\0\0\0\x03"[..], &option(6, ask).repeat(12), &option(7, ask)].concat();

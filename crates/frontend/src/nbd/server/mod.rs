@@ -189,7 +189,7 @@ impl NbdFrontend {
         let token = Token::new(NBD_CLASS, 0, entry.key() as u32, self.generation);
         let index = entry.key();
         let tls = self.options.tls.server().cloned();
-        let greeting = Greeting::new((socket, token), self.options.handshake, tls, origin(context.reactor, socket));
+        let greeting = Greeting::new(socket, token, self.options.handshake, tls, origin(context.reactor, socket));
         entry.insert(Client {
             generation: self.generation,
             socket,

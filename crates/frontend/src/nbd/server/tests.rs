@@ -9,6 +9,7 @@ use byway_reactor::{FramePool, IoChoice, Scatter, Wait};
 use byway_service::block::spec::{FaultEffect, FaultOperation, FaultRule, FaultRules};
 use byway_service::block::{Store, Volume, VolumeOptions};
 
+use super::connection::Greeted;
 use super::input::Input;
 use super::*;
 use crate::nbd::flags::TransmissionFlags;
@@ -157,8 +158,10 @@ fn a_payload_that_comes_when_the_connection_is_over_is_dropped_unseen() {
     let flags = TransmissionFlags::default();
     let (headers, block, size_bytes) = (Headers::Simple, BlockSizes::default(), 1 << 20);
     let rules = Rules { headers, size_bytes, block, flags, allocation_context: None };
-    let (id, input) = (rig.catalog.find("slow").unwrap().1, (Input::default(), None));
-    let mut connection = Connection::new((socket, token, 0), (id, None), Transmission::new(rules), input);
+    let volume = rig.catalog.find("slow").unwrap().1;
+    let (transmission, input) = (Transmission::new(rules), Input::default());
+    let greeted = Greeted { socket, token, index: 0, volume, arrived: None, transmission, input, secure: None };
+    let mut connection = Connection::new(greeted);
     connection.closing = Some(CloseReason::AccessLost);
     connection.abandon(&mut rig.frontend.pending);
     let phase = Phase::Serving(Box::new(connection), Box::new(Guest::new(Origin::Unix)));

@@ -211,13 +211,23 @@ pub(super) struct Connection {
     pub(super) closing: Option<CloseReason>,
 }
 
+/// What a greeting hands to the connection that it becomes.
+pub(super) struct Greeted {
+    pub(super) socket: Socket,
+    pub(super) token: Token,
+    pub(super) index: usize,
+    pub(super) volume: VolumeId,
+    /// What it has to wait for before its first change.
+    pub(super) arrived: Option<(Presence, EarlierChanges)>,
+    pub(super) transmission: Transmission,
+    /// What has come behind the greeting.
+    pub(super) input: Input,
+    pub(super) secure: Option<Box<Secure>>,
+}
+
 impl Connection {
-    pub(super) fn new(
-        (socket, token, index): (Socket, Token, usize),
-        (volume, arrived): (VolumeId, Option<(Presence, EarlierChanges)>),
-        transmission: Transmission,
-        (input, secure): (Input, Option<Box<Secure>>),
-    ) -> Self {
+    pub(super) fn new(greeted: Greeted) -> Self {
+        let Greeted { socket, token, index, volume, arrived, transmission, input, secure } = greeted;
         Self {
             socket,
             token,
