@@ -595,7 +595,6 @@ impl Inner {
 
     pub(super) fn resident(&mut self, id: u64, file: File, offset: u64, len: usize) -> bool {
         let Ok((sim, options, _)) = self.sim_file(id, file) else { return false };
-        let inside = ByteRange::new(offset, len as u64).ends_by(sim.len());
-        options.map && inside && len > 0 && self.rng.one_in(2)
+        options.map && len > 0 && ByteRange::new(offset, len as u64).ends_by(sim.len()) && self.rng.one_in(2)
     }
 }
