@@ -172,10 +172,7 @@ pub fn run(arguments: &FarArguments) -> Result<ExitCode, FarError> {
 /// Pages the program, and all that it starts.
 fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper) -> Result<ExitCode, FarError> {
     let rpc = Borrower::open_node(&NodeOptions::default()).map_err(|error| FarError::Pager(error.into()))?;
-    let mut lenders = Vec::new();
-    for uri in &arguments.from {
-        lenders.push((uri.to_string(), borrow(&rpc, uri)?));
-    }
+    let lenders = borrow(&rpc, arguments)?;
     let spill = match arguments.class {
         Class::None | Class::Mirror | Class::Parity => None,
         Class::Disk => Some(
@@ -256,15 +253,20 @@ fn code(status: Option<WaitStatus>) -> ExitCode {
     ExitCode::from(u8::try_from(code).unwrap_or(1))
 }
 
-fn borrow(rpc: &byway_rpc::node::Rpc, uri: &RemoteUri) -> Result<Borrower, FarError> {
-    if !matches!(uri, RemoteUri::Native(_)) || uri.volume().is_some_and(|name| !name.is_empty()) || uri.wants_tls() {
-        return Err(FarError::NoLender(uri.to_string()));
+/// The lenders, with their addresses. One that cannot be used says so now, and not in the midst of the program.
+fn borrow(rpc: &byway_rpc::node::Rpc, arguments: &FarArguments) -> Result<Vec<(String, Borrower)>, FarError> {
+    let mut named = Vec::new();
+    for uri in &arguments.from {
+        let has_volume = uri.volume().is_some_and(|name| !name.is_empty());
+        if !matches!(uri, RemoteUri::Native(_)) || has_volume || uri.wants_tls() {
+            return Err(FarError::NoLender(uri.to_string()));
+        }
+        named.push((uri.to_string(), uri.resolve()?));
     }
-    let failed = |source| FarError::Lender { uri: uri.to_string(), source };
-    let lender = Borrower::connect_on(rpc, &uri.resolve()?, PATIENCE).map_err(failed)?;
-    // One that lends nothing says so now, and not in the midst of the program.
-    lender.status().map_err(failed)?;
-    Ok(lender)
+    let lenders = Borrower::connect_all(rpc, &named, arguments.class, PATIENCE).map_err(|unusable| {
+        FarError::Lender { uri: named[unusable.lender].0.clone(), source: unusable.source }
+    })?;
+    Ok(named.into_iter().map(|(uri, _)| uri).zip(lenders).collect())
 }
 
 /// A folder of this process alone, for the pager's socket; removed when it is dropped.

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::far::{Heard, can_page, python};
+use byway_e2e::far::{self, Heard, can_page, python};
 use byway_e2e::{LIMIT, Server, binary, find_tool, until};
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -177,6 +177,29 @@ fn a_mirror_needs_two_lenders_and_a_parity_five() {
         let refused = Command::new(binary()).args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && said.contains(told), "{said}");
+    }
+}
+
+/// Both copies of a page, or two pages of a row, would be lost with one process.
+#[test]
+fn one_lender_under_two_addresses_is_refused_where_pages_are_to_outlive_a_lender() {
+    if !can_page() {
+        return;
+    }
+    let lenders = [(); 4].map(|()| far::Lender::start());
+    let uris = lenders.each_ref().map(far::Lender::uris);
+    let [tcp, shm] = &uris[0];
+    let twice = [tcp.as_str(), tcp].join(",");
+    let by_both_wires = [tcp.as_str(), shm].join(",");
+    let row = [tcp, &uris[1][0], &uris[2][0], &uris[3][0], shm].map(String::as_str).join(",");
+    for (class, from) in [("mirror=2", &twice), ("mirror=2", &by_both_wires), ("parity=4+1", &row)] {
+        let refused = far::far(from, "16M", &["--class", class], &["true"]);
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert!(!refused.status.success() && said.contains("it is the same process as byway://"), "{from}: {said}");
+    }
+    for class in ["none", "disk"] {
+        let ran = far::far(&by_both_wires, "16M", &["--class", class], &["true"]);
+        assert!(ran.status.success(), "{class}: {}", String::from_utf8_lossy(&ran.stderr));
     }
 }
 

@@ -208,6 +208,26 @@ fn what_cannot_be_is_refused_by_name() {
 }
 
 #[test]
+fn one_lender_is_not_two() {
+    let lender = Lender::start();
+    let options = FarMemoryOptions {
+        bytes: BYTES,
+        resident_bytes: RESIDENT,
+        lenders: addresses(&lender).iter().map(|address| parse_address(address).unwrap()).collect(),
+        class: Class::Mirror,
+        spill: None,
+        encrypt: false,
+    };
+    match FarMemory::open(options) {
+        Err(FarMemoryError::Userfault(error)) => skip("far_memory", SkipReason::Machine(&error.to_string())),
+        opened => {
+            let said = opened.map(drop).unwrap_err().to_string();
+            assert!(said.contains("it is the same process as tcp://"), "{said}");
+        }
+    }
+}
+
+#[test]
 fn a_c_program_has_far_memory() {
     let lender = Lender::start();
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/examples/far.c");

@@ -60,7 +60,7 @@ pub struct FarMemoryOptions {
     pub resident_bytes: usize,
     /// Lenders (`byway serve --lend`), used in turn.
     pub lenders: Vec<Address>,
-    /// What each page relies on. [`Class::Mirror`] needs two lenders, [`Class::Parity`] five.
+    /// What each page relies on. [`Class::Mirror`] needs two lenders, [`Class::Parity`] five, each a process of its own.
     pub class: Class,
     /// The file of [`Class::Disk`], of this memory alone: see [`spill_file`].
     pub spill: Option<File>,
@@ -136,14 +136,11 @@ impl FarMemory {
             RegionError::Kernel(error) => system(error),
         })?);
         let rpc = Borrower::open_node(&NodeOptions::default()).map_err(system)?;
-        let mut borrowers = Vec::new();
-        for lender in lenders {
-            let borrowed = Borrower::connect_on(&rpc, &lender, PATIENCE);
-            // One that lends nothing says so now.
-            let asked = borrowed.and_then(|borrower| borrower.status().map(|_| borrower));
-            let borrower = asked.map_err(|source| FarMemoryError::Lender { lender: lender.clone(), source })?;
-            borrowers.push((lender.to_string(), borrower));
-        }
+        let named: Vec<_> = lenders.into_iter().map(|lender| (lender.to_string(), lender)).collect();
+        let borrowers = Borrower::connect_all(&rpc, &named, class, PATIENCE).map_err(|unusable| {
+            FarMemoryError::Lender { lender: named[unusable.lender].1.clone(), source: unusable.source }
+        })?;
+        let borrowers = named.into_iter().map(|(name, _)| name).zip(borrowers).collect();
         let shared = Arc::new(Shared::new().map_err(system)?);
         let pager = RegionPager::new(&region, &shared, rpc, borrowers, (class, spill, encrypt), resident_bytes)
             .map_err(system)?;

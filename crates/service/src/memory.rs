@@ -15,7 +15,7 @@ mod pressure;
 mod sealing;
 pub mod wire;
 
-pub use self::borrower::{BorrowError, Borrower, LeasedSlab};
+pub use self::borrower::{BorrowError, Borrower, LeasedSlab, UnusableLender};
 pub use self::lender::{BorrowerStatus, Lender, Lending, LendingStatus};
 pub use self::pool_client::PoolClient;
 pub use self::pool_options::{Keeping, LenderAt, PoolError, Spill};

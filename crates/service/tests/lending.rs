@@ -147,7 +147,8 @@ fn lend_a_small_slab(lender: &Rpc) {
             Method::Lease => {
                 let rights = Rights { get: true, put: true };
                 let window = lender.node().open_window(asked.session, &memory, 0..1 << 20, rights).unwrap();
-                let result = LeaseResult { slab: U64::new(7), bytes: U64::new(1 << 20), reserved: [0; 48] };
+                let (slab, bytes, lender) = (U64::new(7), U64::new(1 << 20), U64::new(1));
+                let result = LeaseResult { slab, bytes, lender, reserved: [0; 40] };
                 asked.token.reply(0, result.as_bytes(), &window.descriptor().to_bytes()).unwrap();
                 windows.push(window);
             }
@@ -158,6 +159,35 @@ fn lend_a_small_slab(lender: &Rpc) {
             Method::Status | Method::Renew => asked.token.reply(0, &[0; 64], &[]).unwrap(),
         }
     }
+}
+
+/// A session that was opened again may lead to a process that is another lender of the pool, so a pool looks at each lease.
+#[test]
+fn two_sessions_with_one_process_are_not_two_lenders_of_a_page() {
+    let lending = Arc::new(Lending::new(4 * SLAB_BYTES as u64, None, None));
+    let server = Server::start(IoChoice::Auto, Address::Tcp("127.0.0.1:0".parse().unwrap()), &lending);
+    let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
+    let at = parse_address(&server.at).unwrap();
+    let sessions = ["one", "other"].map(|name| (name, Borrower::connect_on(&rpc, &at, SOON).unwrap()));
+    let lenders = || sessions.iter().map(|(name, borrower)| LenderAt::of((*name).to_owned(), borrower)).collect();
+    let frames = |class: Class| rpc.node().register((class.frames() + 1) * PAGE_BYTES).unwrap();
+    let answer = |class: Class| {
+        let keeping = Keeping::plain(class);
+        let mut pool = PoolClient::new(&rpc, lenders(), keeping, (frames(class), PLACES_PER_SLAB)).unwrap();
+        pool.want_slab();
+        let mut told = None;
+        until("the answer", || {
+            rpc.node().progress().unwrap();
+            pool.turn();
+            told = pool.next_told();
+            told.is_some()
+        });
+        (told, pool.why_no_slab().to_owned())
+    };
+    assert_eq!(answer(Class::None).0, Some(Told::Slab(PLACES_PER_SLAB)), "one lender is enough");
+    let (told, why) = answer(Class::Mirror);
+    assert_eq!(told, Some(Told::NoSlab));
+    assert!(why.contains("the same process as one"), "{why}");
 }
 
 #[test]

@@ -216,6 +216,7 @@ impl Report for NodeReport {
 
 fn lending_snapshot(lending: &Lending) -> LendingSnapshot {
     let LendingStatus {
+        lender: _,
         limit_bytes,
         lent_bytes,
         filled_bytes,

@@ -11,6 +11,7 @@ use byway_rpc::session::Spoken;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::LendingStatus;
+use super::pool::Class;
 use super::wire::{Arguments, LeaseResult, LendError, Method, PROTOCOL, StatusResult, VERSIONS};
 
 /// Why a lender could not be asked, or says no.
@@ -35,6 +36,11 @@ pub enum BorrowError {
     /// The answer has a wrong form.
     #[error("the lender's answer is malformed; it speaks another version of the protocol")]
     Answer,
+    /// Another address is the same process's, and the class keeps pages at several.
+    #[error(
+        "it is the same process as {0}, and pages that are to outlive a lender would be lost with it: name each lender once"
+    )]
+    SameLender(String),
     /// Its slabs are smaller than the borrower's.
     #[error(
         "the lender's slabs have {has} bytes, and this program needs {needs}: the lender runs another version of byway"
@@ -47,6 +53,15 @@ pub enum BorrowError {
     },
 }
 
+/// A lender that cannot be used.
+#[derive(Debug)]
+pub struct UnusableLender {
+    /// Which, by its place among those that were named.
+    pub lender: usize,
+    /// Why not.
+    pub source: BorrowError,
+}
+
 /// A slab that was leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeasedSlab {
@@ -56,6 +71,8 @@ pub struct LeasedSlab {
     pub bytes: u64,
     /// Where to put and get.
     pub window: Descriptor,
+    /// The lending process, as [`LendingStatus::lender`].
+    pub lender: u64,
 }
 
 impl LeasedSlab {
@@ -65,7 +82,8 @@ impl LeasedSlab {
         let window = Descriptor::from_bytes(reply.payload.first_chunk::<DESCRIPTOR_BYTES>()?);
         let rights = window.rights();
         let is_sound = window.len() == result.bytes.get() && !window.is_empty() && rights.put && rights.get;
-        is_sound.then_some(Self { number: result.slab.get(), bytes: window.len(), window })
+        let (number, lender) = (result.slab.get(), result.lender.get());
+        is_sound.then_some(Self { number, bytes: window.len(), window, lender })
     }
 }
 
@@ -94,6 +112,32 @@ impl Borrower {
     pub fn connect_on(rpc: &Rpc, address: &Address, patience: Duration) -> Result<Self, BorrowError> {
         let session = rpc.node().connect(address, Deadline::after(patience))?;
         Ok(Self { rpc: rpc.clone(), session, address: address.clone(), patience })
+    }
+
+    /// Connects to all lenders of a class. Those that lend nothing say so now; so do two addresses of one process, if the class keeps pages at
+    /// several lenders.
+    ///
+    /// # Errors
+    /// See [`BorrowError`], of the first lender that cannot be used.
+    pub fn connect_all(
+        rpc: &Rpc,
+        lenders: &[(String, Address)],
+        class: Class,
+        patience: Duration,
+    ) -> Result<Vec<Self>, UnusableLender> {
+        let (mut borrowers, mut processes): (_, Vec<u64>) = (Vec::new(), Vec::new());
+        for (lender, (_, address)) in lenders.iter().enumerate() {
+            let unusable = |source| UnusableLender { lender, source };
+            let borrower = Self::connect_on(rpc, address, patience).map_err(unusable)?;
+            let process = borrower.status().map_err(unusable)?.lender;
+            let twin = processes.iter().position(|other| *other == process).filter(|_| class.lenders() > 1);
+            if let Some(twin) = twin {
+                return Err(unusable(BorrowError::SameLender(lenders[twin].0.clone())));
+            }
+            processes.push(process);
+            borrowers.push(borrower);
+        }
+        Ok(borrowers)
     }
 
     /// The node, for puts and gets.
@@ -136,6 +180,7 @@ impl Borrower {
         let reply = self.ask(Method::Status, 0)?;
         let status = StatusResult::read_from_prefix(&padded(&reply.result)).map_err(|_| BorrowError::Answer)?.0;
         Ok(LendingStatus {
+            lender: status.lender.get(),
             limit_bytes: status.limit_bytes.get(),
             lent_bytes: status.lent_bytes.get(),
             filled_bytes: 0,

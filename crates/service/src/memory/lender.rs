@@ -12,6 +12,7 @@ use std::time::Duration;
 use byway_fabric::{Descriptor, SessionId, Slab};
 use byway_reactor::Instant;
 use byway_rpc::session::{CallRef, Grant, Incomer, Spoken};
+use ring::rand::{SecureRandom, SystemRandom};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -29,6 +30,8 @@ type BorrowerId = (u32, SessionId);
 /// What all loops of a node lend together.
 #[derive(Debug)]
 pub struct Lending {
+    /// Tells borrowers that this process lends, at whichever address they have reached it.
+    id: u64,
     limit_bytes: u64,
     table: Mutex<Table>,
     /// Leases that were asked for and refused.
@@ -51,6 +54,8 @@ struct Table {
 /// What a node lends, counted now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LendingStatus {
+    /// The lending process, by a random number.
+    pub lender: u64,
     /// Bytes that are lent at most.
     pub limit_bytes: u64,
     /// Of these, bytes that are leased.
@@ -109,7 +114,7 @@ impl Lending {
         let quota = quota_bytes.map_or(u64::MAX, |bytes| bytes / slab_bytes);
         let leases = Leases::new(LendingLimits { slabs: limit_bytes / slab_bytes, quota, slab_bytes });
         let table = Mutex::new(Table { leases, names: HashMap::new(), guard, looks: None, filled: HashMap::new() });
-        Self { limit_bytes, table, refused: AtomicU64::new(0), loops: AtomicU32::new(0) }
+        Self { id: random(), limit_bytes, table, refused: AtomicU64::new(0), loops: AtomicU32::new(0) }
     }
 
     /// What is lent now.
@@ -128,6 +133,7 @@ impl Lending {
         largest.sort_by_key(|borrower| std::cmp::Reverse(borrower.lent_bytes));
         largest.truncate(BORROWERS_REPORTED_MAX);
         LendingStatus {
+            lender: self.id,
             limit_bytes: self.limit_bytes,
             lent_bytes: bytes(table.leases.lent()),
             filled_bytes: table.filled.values().sum(),
@@ -204,6 +210,7 @@ impl Lender {
         let mut result = LeaseResult::new_zeroed();
         result.slab.set(number);
         result.bytes.set(SLAB_BYTES as u64);
+        result.lender.set(self.shared.id);
         Ok((result, descriptor))
     }
 
@@ -273,9 +280,17 @@ impl Lender {
             lent_bytes: U64::new(status.lent_bytes),
             slab_bytes: U32::new(SLAB_BYTES as u32),
             borrowers: U32::new(u32::try_from(status.borrowers).unwrap_or(u32::MAX)),
-            reserved: [0; 40],
+            lender: U64::new(status.lender),
+            reserved: [0; 32],
         }
     }
+}
+
+/// A number that no other lender has drawn.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    SystemRandom::new().fill(&mut bytes).expect("the kernel gives random bytes");
+    u64::from_ne_bytes(bytes)
 }
 
 impl Service for Lender {

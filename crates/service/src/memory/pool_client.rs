@@ -39,6 +39,8 @@ const BATCH: u64 = 1 << 32;
 struct Lender {
     at: LenderAt,
     windows: HashMap<u64, Descriptor>,
+    /// Its process, as its last lease in this session said.
+    process: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -109,7 +111,7 @@ impl PoolClient {
             group: rpc.node().group(OPERATIONS_MAX)?,
             pool: Pool::new(class, &up, places, first_frame, rpc.node().now()),
             slab_bytes: u64::from(places) * PAGE_BYTES as u64,
-            lenders: lenders.into_iter().map(|at| Lender { at, windows: HashMap::new() }).collect(),
+            lenders: lenders.into_iter().map(|at| Lender { at, windows: HashMap::new(), process: None }).collect(),
             under_way: HashMap::new(),
             gathered_puts: BTreeMap::new(),
             gathered_gets: Vec::new(),
@@ -287,13 +289,36 @@ impl PoolClient {
         let reply = Reply::of(outcome).map_err(|_| BorrowError::Answer)?;
         let slab = LeasedSlab::of(&reply).ok_or(BorrowError::Answer)?;
         if slab.bytes < self.slab_bytes {
-            if let Ok(op) = self.call(lender, Method::Return, slab.number) {
-                let _ = self.group.add(op, UNAWAITED);
-            }
+            self.give_back(lender, slab.number);
             return Err(BorrowError::SmallSlab { has: slab.bytes, needs: self.slab_bytes });
         }
+        // A session that was opened again may lead to another process than the one before.
+        if let Some(twin) = self.twin(lender, slab.lender) {
+            let name = self.lenders[twin].at.name.clone();
+            if self.lenders[lender].process.replace(slab.lender) != Some(slab.lender) {
+                let lender = self.lenders[lender].at.name.as_str();
+                tracing::error!(lender, twin = name, "two addresses are one lender by now: the second is not used");
+            }
+            self.give_back(lender, slab.number);
+            return Err(BorrowError::SameLender(name));
+        }
+        self.lenders[lender].process = Some(slab.lender);
         self.lenders[lender].windows.insert(slab.number, slab.window);
         Ok(slab.number)
+    }
+
+    /// Another lender with slabs that is the same process, where the class needs different ones.
+    fn twin(&self, lender: usize, process: u64) -> Option<usize> {
+        let is_twin = |at: &usize| {
+            *at != lender && self.lenders[*at].process == Some(process) && !self.lenders[*at].windows.is_empty()
+        };
+        (0..self.lenders.len()).filter(|_| self.class.lenders() > 1).find(is_twin)
+    }
+
+    fn give_back(&self, lender: usize, slab: u64) {
+        if let Ok(op) = self.call(lender, Method::Return, slab) {
+            let _ = self.group.add(op, UNAWAITED);
+        }
     }
 
     fn act(&mut self) {
@@ -308,6 +333,7 @@ impl PoolClient {
                 }
                 Action::Close(lender) => {
                     self.lenders[lender].windows.clear();
+                    self.lenders[lender].process = None;
                     if let Some(session) = self.lenders[lender].at.session.take() {
                         let _ = self.rpc.node().close(session);
                     }
@@ -326,9 +352,7 @@ impl PoolClient {
                 }
                 Action::Return(lease) => {
                     self.lenders[lease.lender].windows.remove(&lease.number);
-                    if let Ok(op) = self.call(lease.lender, Method::Return, lease.number) {
-                        let _ = self.group.add(op, UNAWAITED);
-                    }
+                    self.give_back(lease.lender, lease.number);
                 }
                 Action::Put(op, frame, lease, page) => {
                     self.gathered_puts.entry(lease).or_default().push((op, frame, page));

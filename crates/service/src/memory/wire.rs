@@ -51,8 +51,10 @@ pub struct LeaseResult {
     pub slab: U64,
     /// Bytes of it.
     pub bytes: U64,
+    /// The lending process: see [`StatusResult::lender`].
+    pub lender: U64,
     /// Zero.
-    pub reserved: [u8; 48],
+    pub reserved: [u8; 40],
 }
 
 /// Result of `Status`.
@@ -67,8 +69,10 @@ pub struct StatusResult {
     pub slab_bytes: U32,
     /// Borrowers that have slabs.
     pub borrowers: U32,
+    /// The lending process, by a random number that it draws when it starts: its addresses may be many.
+    pub lender: U64,
     /// Zero.
-    pub reserved: [u8; 40],
+    pub reserved: [u8; 32],
 }
 
 /// Result of `Renew`.
@@ -173,17 +177,19 @@ mod tests {
         let lease = LeaseResult {
             slab: U64::new(0x0807_0605_0403_0201),
             bytes: U64::new(0x100f_0e0d_0c0b_0a09),
-            reserved: [0; 48],
+            lender: U64::new(0x1817_1615_1413_1211),
+            reserved: [0; 40],
         };
-        assert_eq!(lease.as_bytes(), (1..=16).chain([0; 48]).collect::<Vec<u8>>());
+        assert_eq!(lease.as_bytes(), (1..=24).chain([0; 40]).collect::<Vec<u8>>());
         let status = StatusResult {
             limit_bytes: U64::new(0x0807_0605_0403_0201),
             lent_bytes: U64::new(0x100f_0e0d_0c0b_0a09),
             slab_bytes: U32::new(0x1413_1211),
             borrowers: U32::new(0x1817_1615),
-            reserved: [0; 40],
+            lender: U64::new(0x201f_1e1d_1c1b_1a19),
+            reserved: [0; 32],
         };
-        assert_eq!(status.as_bytes(), (1..=24).chain([0; 40]).collect::<Vec<u8>>());
+        assert_eq!(status.as_bytes(), (1..=32).chain([0; 32]).collect::<Vec<u8>>());
     }
 
     #[test]
