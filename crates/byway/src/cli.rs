@@ -181,8 +181,9 @@ pub struct ServeArguments {
     pub mmap_limit: Option<u64>,
     /// Lend up to this much memory to programs of other machines (byway far): SIZE[,guard=SIZE][,quota=SIZE] [default: none]
     ///
-    /// Memory is lent in slabs of 64M. With guard=SIZE the node lends no slab that would leave this machine less than SIZE of available
-    /// memory. It takes slabs back when less is available, or when tasks stall for memory; borrowers have 5 s to move their pages.
+    /// Memory is lent in slabs of 64M. The node lends no slab that would leave this machine less available memory than guard=SIZE [default:
+    /// 5 % of its memory, at least 512M]. It takes slabs back when less is available, or when tasks stall for memory; borrowers have 5 s to
+    /// move their pages. With guard=0 it looks at neither.
     /// quota=SIZE limits what one borrower gets. A slab uses memory as its borrower fills it. It is freed when the borrower returns it, its
     /// session ends, or the borrower is silent for 10 s.
     #[arg(long, value_name = "SIZE")]

@@ -263,9 +263,8 @@ fn borrow(rpc: &byway_rpc::node::Rpc, arguments: &FarArguments) -> Result<Vec<(S
         }
         named.push((uri.to_string(), uri.resolve()?));
     }
-    let lenders = Borrower::connect_all(rpc, &named, arguments.class, PATIENCE).map_err(|unusable| {
-        FarError::Lender { uri: named[unusable.lender].0.clone(), source: unusable.source }
-    })?;
+    let lenders = Borrower::connect_all(rpc, &named, arguments.class, PATIENCE)
+        .map_err(|unusable| FarError::Lender { uri: named[unusable.lender].0.clone(), source: unusable.source })?;
     Ok(named.into_iter().map(|(uri, _)| uri).zip(lenders).collect())
 }
 

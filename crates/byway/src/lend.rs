@@ -6,6 +6,7 @@ use std::sync::Arc;
 use byway_service::limits::SLAB_BYTES;
 use byway_service::memory::{Guard, Lending};
 
+use crate::limits::{LEND_GUARD_BYTES_MIN, LEND_GUARD_PERCENT};
 use crate::units::{UnitError, parse_size};
 
 /// `SIZE[,guard=SIZE][,quota=SIZE]`.
@@ -13,7 +14,7 @@ use crate::units::{UnitError, parse_size};
 pub struct LendSpec {
     /// Bytes that are lent at most.
     pub bytes: u64,
-    /// Bytes that stay available to this machine; `None`: nothing is looked at.
+    /// Bytes that stay available to this machine; 0: nothing is looked at; `None`: [`default_guard_bytes`].
     pub guard_bytes: Option<u64>,
     /// Bytes that one borrower gets at most; `None`: as much as there is.
     pub quota_bytes: Option<u64>,
@@ -59,8 +60,18 @@ impl LendSpec {
     /// # Errors
     /// /proc/meminfo cannot be read, for the guard.
     pub fn open(self) -> std::io::Result<Arc<Lending>> {
-        Ok(Arc::new(Lending::new(self.bytes, self.quota_bytes, self.guard_bytes.map(Guard::new).transpose()?)))
+        let guard = match self.guard_bytes {
+            Some(0) => None,
+            Some(bytes) => Some(Guard::new(bytes)?),
+            None => Some(Guard::new(default_guard_bytes(Guard::machine_bytes()?))?),
+        };
+        Ok(Arc::new(Lending::new(self.bytes, self.quota_bytes, guard)))
     }
+}
+
+/// What a machine with so many bytes of memory keeps available to itself where `guard` does not say it.
+fn default_guard_bytes(machine_bytes: u64) -> u64 {
+    (machine_bytes / 100 * LEND_GUARD_PERCENT).max(LEND_GUARD_BYTES_MIN)
 }
 
 #[cfg(test)]
@@ -71,11 +82,19 @@ mod tests {
     fn a_size_and_a_guard_are_read() {
         let spec = |guard_bytes, quota_bytes| Ok(LendSpec { bytes: 1 << 30, guard_bytes, quota_bytes });
         assert_eq!("1G".parse(), spec(None, None));
+        assert_eq!("1G,guard=0".parse(), spec(Some(0), None));
         assert_eq!("1G,guard=512M".parse(), spec(Some(512 << 20), None));
         assert_eq!("1G,quota=128M,guard=512M".parse(), spec(Some(512 << 20), Some(128 << 20)));
         assert_eq!("1G,quota=1M".parse::<LendSpec>(), Err(LendSpecError::TooSmall(1 << 20)));
         assert_eq!("1M".parse::<LendSpec>(), Err(LendSpecError::TooSmall(1 << 20)));
         assert_eq!("1G,x=1".parse::<LendSpec>(), Err(LendSpecError::Option("x=1".to_owned())));
         assert!(matches!("much".parse::<LendSpec>(), Err(LendSpecError::Size(_))));
+    }
+
+    #[test]
+    fn a_machine_keeps_a_twentieth_of_its_memory_or_half_a_gibibyte() {
+        let gib = 1 << 30;
+        assert_eq!([gib, 8 * gib].map(default_guard_bytes), [512 << 20; 2]);
+        assert_eq!(default_guard_bytes(100 * gib), 5 * gib);
     }
 }

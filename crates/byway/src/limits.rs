@@ -11,6 +11,12 @@ pub const VOLUMES_MAX: usize = 1024;
 /// Shares of one node; a configuration with more is refused.
 pub const SHARES_MAX: usize = 1024;
 
+/// Percent of its memory that a machine which lends keeps available to itself, unless `--lend` says otherwise.
+pub const LEND_GUARD_PERCENT: u64 = 5;
+
+/// What it keeps at least.
+pub const LEND_GUARD_BYTES_MIN: u64 = 512 << 20;
+
 /// Threads of a mount: requests that are under way at its server. Half of them at most are changes, which may wait for other mounts.
 pub const MOUNT_THREADS: usize = 16;
 

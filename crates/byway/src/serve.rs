@@ -90,7 +90,9 @@ pub enum ServeError {
     #[error("cannot limit mapped files (--mmap-limit): {0}; is /proc mounted?")]
     Mapped(std::io::Error),
     /// The guard of lent memory.
-    #[error("cannot look at this machine's memory (--lend ...,guard=SIZE): {0}; is /proc mounted?")]
+    #[error(
+        "cannot look at this machine's memory (--lend ...,guard=SIZE): {0}; is /proc mounted? guard=0 lends without looking"
+    )]
     Lend(std::io::Error),
     /// The service manager's environment is damaged.
     #[error("the service manager's environment (NOTIFY_SOCKET, LISTEN_FDS): {0}")]

@@ -26,7 +26,7 @@ impl Lender {
     pub fn start() -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         let shm = format!("shm://{}", folder.path().join("shm").display());
-        let flags = ["--lend", "1G", "--listen", "tcp://127.0.0.1:0", "--listen", &shm, "--threads", "1"];
+        let flags = ["--lend", "1G,guard=0", "--listen", "tcp://127.0.0.1:0", "--listen", &shm, "--threads", "1"];
         let server = Server::start(folder.path(), 2, &flags);
         Self { folder, server }
     }

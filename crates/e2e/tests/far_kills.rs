@@ -52,7 +52,7 @@ impl Lender {
 
     fn serve(command: Command, folder: &Path, listen: &str) -> Server {
         let ctl = folder.join("ctl").display().to_string();
-        let flags = ["--lend", "1G", "--listen", listen, "--threads", "1", "--control-socket", &ctl];
+        let flags = ["--lend", "1G,guard=0", "--listen", listen, "--threads", "1", "--control-socket", &ctl];
         let for_all = ["--insecure", "--allow", "10.77.0.0/24"];
         let for_all = if listen.starts_with("tcp") { &for_all[..] } else { &[] };
         Server::start_by(command, folder, 1, &[&flags, for_all].concat())

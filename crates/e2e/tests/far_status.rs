@@ -94,7 +94,8 @@ fn a_lender_tells_what_each_borrower_has_and_nothing_after_its_end() {
     }
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let ctl = folder.path().join("ctl");
-    let flags = ["--lend", "256M", "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "--control-socket"];
+    let flags =
+        ["--lend", "256M,guard=0", "--listen", "tcp://127.0.0.1:0", "--http", "127.0.0.1:0", "--control-socket"];
     let server = Server::start(folder.path(), 2, &[&flags[..], &[ctl.to_str().unwrap()]].concat());
     let number = |value: &Value, name: &str| value[name].as_u64().unwrap_or_else(|| panic!("{name} of {value:#}"));
     let all = ["byway_lent_bytes", "byway_lent_filled_bytes", "byway_borrowers"];

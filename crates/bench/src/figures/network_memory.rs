@@ -131,7 +131,8 @@ fn micros(time: Duration) -> f64 {
 
 fn run(session: &mut Session) -> Result<Measured, RunError> {
     let shm = format!("shm://{}/lender.shm", session.folder().display());
-    let flags = ["--lend", "512M", "--volume", "memory=mem:16M", "--listen", "tcp://127.0.0.1:0", "--listen", &shm];
+    let flags =
+        ["--lend", "512M,guard=0", "--volume", "memory=mem:16M", "--listen", "tcp://127.0.0.1:0", "--listen", &shm];
     let server = Server::start(&flags.map(str::to_owned), 2, None)?;
     let bytes = if session.scale.quick { 16 << 20 } else { 64 << 20 };
     let (mut latency, mut parts, mut bandwidth, mut lender) =

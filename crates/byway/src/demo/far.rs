@@ -66,7 +66,7 @@ fn page_of(number: usize) -> [u8; PAGE_BYTES] {
 
 /// Fills the memory and reads it, with a node in `folder` that lends.
 pub(super) fn show(folder: &Path, io: IoChoice) -> Result<FarShown, DemoError> {
-    let mut node = ChildNode::new(["--lend", "256M"], folder.join("lender"), io);
+    let mut node = ChildNode::new(["--lend", "256M,guard=0"], folder.join("lender"), io);
     node.start().and_then(|()| node.wait_until_ready()).map_err(DemoError::Child)?;
     let opened = FarMemory::open(FarMemoryOptions {
         bytes: BYTES,

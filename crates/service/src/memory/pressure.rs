@@ -43,6 +43,15 @@ impl Guard {
         Ok(guard)
     }
 
+    /// Memory of this machine in bytes: `MemTotal` of /proc/meminfo.
+    ///
+    /// # Errors
+    /// /proc/meminfo cannot be read.
+    pub fn machine_bytes() -> std::io::Result<u64> {
+        let meminfo = std::fs::read_to_string("/proc/meminfo")?;
+        meminfo_bytes(&meminfo, "MemTotal:").ok_or_else(|| std::io::ErrorKind::InvalidData.into())
+    }
+
     /// The same with readings from elsewhere.
     pub fn with_readings(bytes: u64, source: impl FnMut() -> Option<Reading> + Send + 'static) -> Self {
         Self { bytes, source: Box::new(source) }
@@ -71,7 +80,7 @@ fn is_stalled(reading: &Reading) -> bool {
 }
 
 fn read(meminfo: &File, pressure: Option<&File>) -> Option<Reading> {
-    let available_bytes = available_bytes(&text(meminfo)?)?;
+    let available_bytes = meminfo_bytes(&text(meminfo)?, "MemAvailable:")?;
     let stalled_percent = pressure.and_then(text).and_then(|text| stalled_percent(&text)).unwrap_or(0.0);
     Some(Reading { available_bytes, stalled_percent })
 }
@@ -83,9 +92,9 @@ fn text(file: &File) -> Option<String> {
     String::from_utf8(text).ok()
 }
 
-/// `MemAvailable` of /proc/meminfo.
-fn available_bytes(meminfo: &str) -> Option<u64> {
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+/// A line of /proc/meminfo.
+fn meminfo_bytes(meminfo: &str, name: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     kib.checked_mul(1024)
 }
@@ -103,8 +112,9 @@ mod tests {
     #[test]
     fn the_kernels_files_are_read() {
         let text = "MemTotal:       24000000 kB\nMemFree: 1 kB\nMemAvailable:    1000 kB\nBuffers: 3 kB\n";
-        assert_eq!(available_bytes(text), Some(1_024_000));
-        assert_eq!(available_bytes("MemFree: 1 kB\n"), None);
+        assert_eq!(meminfo_bytes(text, "MemAvailable:"), Some(1_024_000));
+        assert_eq!(meminfo_bytes(text, "MemTotal:"), Some(24_576_000_000));
+        assert_eq!(meminfo_bytes("MemFree: 1 kB\n", "MemAvailable:"), None);
         let text = "some avg10=9.00 avg60=0.10 avg300=0.00 total=1\nfull avg10=2.50 avg60=0.00 avg300=0.00 total=5\n";
         assert_eq!(stalled_percent(text), Some(2.5));
         assert_eq!(stalled_percent("some avg10=9.00\n"), None);

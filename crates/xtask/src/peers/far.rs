@@ -83,7 +83,7 @@ pub fn run(byway: &Path, folder: &Path, disk: &Path, rounds: usize, seconds: u32
         .context("a C compiler")?;
     let (tcp, shm) = (format!("tcp://127.0.0.1:{PORT}"), format!("shm://{}", folder.join("shm").display()));
     let flags =
-        ["serve", "--threads", "1", "--lend", "1G", "--volume", "v=mem:64M", "--listen", &tcp, "--listen", &shm];
+        ["serve", "--threads", "1", "--lend", "1G,guard=0", "--volume", "v=mem:64M", "--listen", &tcp, "--listen", &shm];
     let _node = Background::start(Command::new(byway).args(flags), &folder.join("far.log"))?;
     process::wait_for("the lender", Duration::from_secs(10), || {
         Ok(std::net::TcpStream::connect(("127.0.0.1", PORT)).is_ok().then_some(()))
