@@ -87,21 +87,45 @@ static void scan(void) {
     printf("%.2f 0\n", count * PAGE / (now_us() - began));
 }
 
-static void faults(double seconds) {
-    static double samples[SAMPLES];
-    unsigned long state = 88172645463325252ul;
-    size_t taken = 0;
-    for (double end = now_us() + seconds * 1e6; now_us() < end && taken < SAMPLES;) {
+static double end_us;
+
+// Touches of pages at random, each of which is then written to if `writes`.
+static void sample(int writes, unsigned long state, double *samples, size_t *taken) {
+    while (now_us() < end_us && *taken < SAMPLES) {
         size_t page = next(&state) % count;
         double began = now_us();
+        if (writes) pages[page * WORDS + 1 + state % (WORDS - 2)] = state;
         check(page);
         double took = now_us() - began;
-        if (took > FAULT_US) samples[taken++] = took;
+        if (took > FAULT_US) samples[(*taken)++] = took;
     }
+}
+
+static void faults(double seconds) {
+    static double samples[SAMPLES];
+    size_t taken = 0;
+    end_us = now_us() + seconds * 1e6;
+    sample(0, 88172645463325252ul, samples, &taken);
     print_percentiles(samples, taken);
 }
 
-static double end_us;
+static void *write_on(void *seed) {
+    static double samples[SAMPLES];
+    for (size_t taken = 0; now_us() < end_us; taken = 0) sample(1, (unsigned long)seed, samples, &taken);
+    return NULL;
+}
+
+// Faults of a thread that writes, beside one that does the same: each page that comes sends a changed one away, as fast as that goes.
+static void writes(double seconds) {
+    static double samples[SAMPLES];
+    size_t taken = 0;
+    pthread_t other;
+    end_us = now_us() + seconds * 1e6;
+    if (pthread_create(&other, NULL, write_on, (void *)7919l)) fail("pthread_create");
+    sample(1, 88172645463325252ul, samples, &taken);
+    pthread_join(other, NULL);
+    print_percentiles(samples, taken);
+}
 
 static void *touch(void *seed) {
     unsigned long state = (unsigned long)seed, touched = 0;
@@ -162,13 +186,14 @@ static void local(void) {
 
 int main(int arguments, char **words) {
     if (arguments == 2 && !strcmp(words[1], "local")) return local(), 0;
-    if (arguments != 5) return fprintf(stderr, "local, or scan|faults|threads MIB THREADS SECONDS\n"), 1;
+    if (arguments != 5) return fprintf(stderr, "local, or scan|faults|writes|threads MIB THREADS SECONDS\n"), 1;
     count = strtoul(words[2], NULL, 10) << 8;
     pages = map(count * PAGE);
     write_all();
     double seconds = strtod(words[4], NULL);
     if (!strcmp(words[1], "scan")) scan();
     if (!strcmp(words[1], "faults")) faults(seconds);
+    if (!strcmp(words[1], "writes")) writes(seconds);
     if (!strcmp(words[1], "threads")) threads(atoi(words[3]), seconds);
     return 0;
 }

@@ -48,11 +48,16 @@ select sum(a) from (select a from t order by a limit 400000);
 pub struct Row {
     pub(super) case: &'static str,
     pub(super) who: String,
+    /// Where far pages are kept; empty where there are none, or where it makes no difference.
+    pub(super) class: &'static str,
     pub(super) value: f64,
     pub(super) unit: &'static str,
     /// What is asked, and whether it is met.
     pub(super) target: Option<(String, bool)>,
 }
+
+/// Where pages are kept: at a lender, or there and in a file.
+const CLASSES: [&str; 2] = ["none", "disk"];
 
 /// A program that is run with less memory than it uses.
 struct Program {
@@ -67,6 +72,8 @@ struct Bench<'a> {
     byway: &'a Path,
     touches: PathBuf,
     uris: [(&'static str, String); 2],
+    /// For the file of class disk.
+    spill: &'a Path,
     seconds: u32,
 }
 
@@ -82,16 +89,28 @@ pub fn run(byway: &Path, folder: &Path, disk: &Path, rounds: usize, seconds: u32
     process::output(compiler.args(["-O2", "-pthread", "-o"]).arg(&touches).arg(folder.join("far.c")))
         .context("a C compiler")?;
     let (tcp, shm) = (format!("tcp://127.0.0.1:{PORT}"), format!("shm://{}", folder.join("shm").display()));
-    let flags =
-        ["serve", "--threads", "1", "--lend", "1G,guard=0", "--volume", "v=mem:64M", "--listen", &tcp, "--listen", &shm];
+    let flags = [
+        "serve",
+        "--threads",
+        "1",
+        "--lend",
+        "1G,guard=0",
+        "--volume",
+        "v=mem:64M",
+        "--listen",
+        &tcp,
+        "--listen",
+        &shm,
+    ];
     let _node = Background::start(Command::new(byway).args(flags), &folder.join("far.log"))?;
     process::wait_for("the lender", Duration::from_secs(10), || {
         Ok(std::net::TcpStream::connect(("127.0.0.1", PORT)).is_ok().then_some(()))
     })?;
     let socket = folder.join("shm").display().to_string();
     let uris = [("tcp", format!("byway://127.0.0.1:{PORT}")), ("shm", format!("byway+shm:///?socket={socket}"))];
-    let bench = Bench { byway, touches, uris, seconds };
+    let bench = Bench { byway, touches, uris, spill: disk, seconds };
     let mut rows = bench.faults(rounds)?;
+    rows.extend(bench.writes(rounds)?);
     rows.extend(bench.scans(rounds)?);
     rows.extend(bench.threads(rounds)?);
     let swap = Swap::on(disk);
@@ -136,7 +155,7 @@ impl Bench<'_> {
             local.push(numbers(Command::new(&self.touches).arg("local"))?.0);
             for (at, (_, uri)) in self.uris.iter().enumerate() {
                 reads[at].push(self.volume(uri, "4K", "1")?.0);
-                let (p50, p99) = self.touch(uri, "faults", "1")?;
+                let (p50, p99) = self.touch(uri, "none", "faults", "1")?;
                 faults[at].push(p50);
                 slow[at].push(p99);
             }
@@ -158,13 +177,35 @@ impl Bench<'_> {
         Ok(rows)
     }
 
+    /// Faults while each page that comes sends a changed one away.
+    fn writes(&self, rounds: usize) -> Result<Vec<Row>> {
+        let cases: Vec<_> = self.uris.iter().flat_map(|(wire, uri)| CLASSES.map(|class| (*wire, uri, class))).collect();
+        let mut times = vec![(Vec::new(), Vec::new()); cases.len()];
+        for _ in 0..rounds {
+            for ((_, uri, class), (p50s, p99s)) in cases.iter().zip(&mut times) {
+                let (p50, p99) = self.touch(uri, class, "writes", "2")?;
+                p50s.push(p50);
+                p99s.push(p99);
+            }
+        }
+        let mut rows = Vec::new();
+        for ((wire, _, class), (p50s, p99s)) in cases.into_iter().zip(times) {
+            let (fault, slow) = (median(p50s), median(p99s));
+            rows.push(Row { class, ..row("writes", wire, fault, "us p50") });
+            let asked = format!("{:.1} of p50, <= 3", slow / fault);
+            let target = Some((asked, slow <= 3.0 * fault));
+            rows.push(Row { class, target, ..row("writes", wire, slow, "us p99") });
+        }
+        Ok(rows)
+    }
+
     fn scans(&self, rounds: usize) -> Result<Vec<Row>> {
         let mut rows = Vec::new();
         for (wire, uri) in &self.uris {
             let (mut reads, mut scans) = (Vec::new(), Vec::new());
             for _ in 0..rounds {
                 reads.push(self.volume(uri, "1M", "4")?.1);
-                scans.push(self.touch(uri, "scan", "1")?.0);
+                scans.push(self.touch(uri, "none", "scan", "1")?.0);
             }
             let (read, scan) = (median(reads), median(scans));
             rows.push(row("scan", &format!("reads of 1 MiB, {wire}"), read, "MB/s"));
@@ -179,8 +220,8 @@ impl Bench<'_> {
         for (wire, uri) in &self.uris {
             let (mut one, mut four) = (Vec::new(), Vec::new());
             for _ in 0..rounds {
-                one.push(self.touch(uri, "threads", "1")?.0);
-                four.push(self.touch(uri, "threads", "4")?.0);
+                one.push(self.touch(uri, "none", "threads", "1")?.0);
+                four.push(self.touch(uri, "none", "threads", "4")?.0);
             }
             let (one, four) = (median(one), median(four));
             rows.push(row("random", &format!("1 thread, {wire}"), one, "touches/s"));
@@ -194,29 +235,32 @@ impl Bench<'_> {
     /// A program at half of its memory: plain, far over each wire, and with the kernel's swap. All must print the same.
     fn program(&self, program: &Program, swap: Option<&Swap>, rounds: usize) -> Result<Vec<Row>> {
         let words: Vec<&str> = program.words.iter().map(String::as_str).collect();
-        let mut times = [Vec::new(), Vec::new(), Vec::new(), Vec::new()];
+        let cases: Vec<_> = self.uris.iter().flat_map(|(wire, uri)| CLASSES.map(|class| (*wire, uri, class))).collect();
+        // Plain, with the kernel's swap, and far.
+        let mut times = vec![Vec::new(); 2 + cases.len()];
         for round in 1..=rounds {
             let (plain, said) = timed(Command::new(words[0]).args(&words[1..]))?;
             times[0].push(plain);
-            let mut others: Vec<Command> =
-                self.uris.iter().map(|(_, uri)| self.far(uri, program.limit, &words)).collect();
-            others.extend(swap.map(|swap| swap.limited(program.limit, &words)));
-            for (mut other, times) in others.into_iter().zip(&mut times[1..]) {
+            let swapped = swap.map(|swap| (1, swap.limited(program.limit, &words)));
+            let far = cases.iter().map(|(_, uri, class)| self.far(uri, class, program.limit, &words));
+            for (at, mut other) in swapped.into_iter().chain((2..).zip(far)) {
                 let (time, other) = timed(&mut other)?;
                 if other != said {
                     bail!("{}: it prints something else with less memory", program.case);
                 }
-                times.push(time);
+                times[at].push(time);
             }
-            eprintln!("round {round}: {:<8} {:?}", program.case, times.each_ref().map(|times| times.last()));
+            let last: Vec<_> = times.iter().map(|times| times.last()).collect();
+            eprintln!("round {round}: {:<8} {last:?}", program.case);
         }
-        let [plain, tcp, shm, swapped] = times.map(median);
+        let medians: Vec<f64> = times.into_iter().map(median).collect();
+        let (plain, swapped) = (medians[0], medians[1]);
         let mut rows = vec![row(program.case, "all of its memory", plain, "s")];
         let has_swap = swapped > 0.0;
-        for (wire, time) in [("tcp", tcp), ("shm", shm)] {
+        for ((wire, _, class), time) in cases.into_iter().zip(&medians[2..]) {
             let asked = format!("{:.2} x plain; {:.2} of swap, < 1", time / plain, time / swapped);
-            let target = has_swap.then_some((asked, time < swapped));
-            rows.push(Row { target, ..row(program.case, &format!("half of it, {wire}"), time, "s") });
+            let target = has_swap.then_some((asked, *time < swapped));
+            rows.push(Row { class, target, ..row(program.case, &format!("half of it, {wire}"), *time, "s") });
         }
         rows.extend(has_swap.then(|| row(program.case, "half of it, swap on a loop device", swapped, "s")));
         Ok(rows)
@@ -229,9 +273,9 @@ impl Bench<'_> {
         let words = ["/usr/bin/python3", "-c", BLOCKS];
         for _ in 0..rounds {
             let (bare, _) = timed(&mut Command::new("true"))?;
-            starts.push((timed(&mut self.far(uri, "64M", &["true"]))?.0 - bare) * 1e3);
+            starts.push((timed(&mut self.far(uri, "none", "64M", &["true"]))?.0 - bare) * 1e3);
             plain.push(timed(Command::new(words[0]).args(&words[1..]))?.0);
-            far.push(timed(&mut self.far(uri, "512M", &words))?.0);
+            far.push(timed(&mut self.far(uri, "none", "512M", &words))?.0);
         }
         let (start, ratio) = (median(starts), median(far) / median(plain));
         let asked = |met| Some(("< 20".to_owned(), met));
@@ -244,17 +288,18 @@ impl Bench<'_> {
         ])
     }
 
-    fn far(&self, uri: &str, limit: &str, words: &[&str]) -> Command {
+    fn far(&self, uri: &str, class: &str, limit: &str, words: &[&str]) -> Command {
         let mut command = Command::new(self.byway);
-        command.args(["far", "--class", "none", "--limit", limit, "--from", uri, "--"]).args(words);
+        command.args(["far", "--class", class, "--limit", limit, "--from", uri, "--spill"]).arg(self.spill);
+        command.arg("--").args(words);
         command
     }
 
     /// Two numbers of the program that touches far memory.
-    fn touch(&self, uri: &str, what: &str, threads: &str) -> Result<(f64, f64)> {
+    fn touch(&self, uri: &str, class: &str, what: &str, threads: &str) -> Result<(f64, f64)> {
         let touches = self.touches.display().to_string();
         let seconds = self.seconds.to_string();
-        numbers(&mut self.far(uri, TOUCHED_LIMIT, &[&touches, what, TOUCHED_MIB, threads, &seconds]))
+        numbers(&mut self.far(uri, class, TOUCHED_LIMIT, &[&touches, what, TOUCHED_MIB, threads, &seconds]))
     }
 
     /// Reads at random of a volume in memory, over the same wire: median latency and MB/s.
@@ -273,7 +318,7 @@ impl Bench<'_> {
 }
 
 pub(super) fn row(case: &'static str, who: &str, value: f64, unit: &'static str) -> Row {
-    Row { case, who: who.to_owned(), value, unit, target: None }
+    Row { case, who: who.to_owned(), class: "", value, unit, target: None }
 }
 
 fn numbers(command: &mut Command) -> Result<(f64, f64)> {
@@ -295,11 +340,18 @@ fn timed(command: &mut Command) -> Result<(f64, Vec<u8>)> {
 
 /// As a table for a document.
 pub fn markdown(rows: &[Row]) -> String {
-    let mut text = "| case | with | median | unit | target |\n|---|---|---|---|---|\n".to_owned();
-    for Row { case, who, value, unit, target } in rows {
-        let verdict = target.as_ref().map(|(asked, met)| format!("{asked} {}", if *met { "met" } else { "MISSED" }));
+    let has_classes = rows.iter().any(|row| !row.class.is_empty());
+    let class = |text: &str| if has_classes { format!("{text} | ") } else { String::new() };
+    let mut text = format!("| case | with | {}median | unit | target |\n", class("class"));
+    let _ = writeln!(text, "|---|---|{}---|---|---|", if has_classes { "---|" } else { "" });
+    for row in rows {
+        let verdict =
+            row.target.as_ref().map(|(asked, met)| format!("{asked} {}", if *met { "met" } else { "MISSED" }));
+        let Row { case, who, value, unit, .. } = row;
         let digits = if *value < 10.0 { 2 } else { 0 };
-        let _ = writeln!(text, "| {case} | {who} | {value:.digits$} | {unit} | {} |", verdict.unwrap_or_default());
+        let class = class(row.class);
+        let _ =
+            writeln!(text, "| {case} | {who} | {class}{value:.digits$} | {unit} | {} |", verdict.unwrap_or_default());
     }
     text
 }
