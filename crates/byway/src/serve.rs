@@ -18,6 +18,7 @@ use byway_reactor::socket_file::BoundFile;
 use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
 use byway_service::file::Share;
+use byway_service::limits::LENDER_DRAIN_TIME;
 use byway_service::memory::Lending;
 
 use crate::address::{Cidr, Listen};
@@ -37,6 +38,10 @@ use crate::tls::server_tls;
 
 /// How long SIGTERM waits for what is in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
+const _: () = assert!(
+    DRAIN_LIMIT.as_secs() > LENDER_DRAIN_TIME.as_secs(),
+    "slabs whose time is over are closed, and named in the log, before the node ends"
+);
 
 /// How long a reload waits for the loops to confirm it, and for the last requests to volumes that it took out.
 const APPLY_LIMIT: Duration = Duration::from_secs(10);

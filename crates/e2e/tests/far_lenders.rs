@@ -10,7 +10,7 @@ use std::time::Instant;
 use byway_e2e::far::{self, Heard, can_page, python};
 use byway_e2e::{LIMIT, Server, binary, find_tool, until};
 use byway_skip::{SkipReason, skip_this};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 /// Fills 48 MiB, and for each line on its input checks all of it, and changes it.
 const PROGRAM: &str = r#"
@@ -245,6 +245,46 @@ fn check_take_back(lends: &str) {
     job.check();
     let said = job.finish();
     assert!(said.contains(" 0 lost; 0 lenders given up"), "{said}");
+}
+
+/// The one of them that has a slab of the only program.
+fn holder(lenders: &mut [Lender]) -> &mut Lender {
+    lenders.iter_mut().find(|lender| lender.status().contains("67108864 of")).expect("one of them has its pages")
+}
+
+#[test]
+fn a_lender_that_is_ended_hands_its_pages_to_another_and_none_is_lost() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let mut lenders = [(); 2].map(|()| Lender::start("1G,guard=0"));
+    let mut job = CheckedProgram::start(python, &lenders.each_ref(), "none");
+    let ended = holder(&mut lenders);
+    assert_eq!(ended.server.terminate(), Some(0), "{}", ended.server.log());
+    job.check();
+    let said = job.finish();
+    assert!(said.contains(" 0 lost;") && !said.contains(" 0 pages copied again"), "{said}");
+}
+
+#[test]
+fn a_lender_whose_pages_have_no_other_place_ends_at_once_when_it_is_told_twice() {
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let mut lender = Lender::start("1G,guard=0");
+    let mut job = CheckedProgram::start(python, &[&lender], "disk");
+    kill_process(Pid::from_raw(lender.server.id().cast_signed()).unwrap(), Signal::TERM).unwrap();
+    job.hears("a lender takes memory back");
+    assert!(
+        lender.server.is_alive() && lender.server.log().contains("borrowers have so long"),
+        "{}",
+        lender.server.log()
+    );
+    assert_eq!(lender.server.terminate(), Some(1), "{}", lender.server.log());
+    job.check();
+    assert!(job.finish().contains(" 0 lost;"));
 }
 
 #[test]

@@ -392,6 +392,9 @@ pub const TAKE_BACK_NOTICE: Duration = Duration::from_secs(5);
 
 /// How long borrowers above their fair share get no slab after a borrower below has asked in vain: the notice, and a renewal on each side of it.
 pub const CONTENTION_TIME: Duration = Duration::from_secs(8);
+/// How long a lender that is told to end lets its borrowers move their pages to others: 28 GiB at 1 GiB/s.
+pub const LENDER_DRAIN_TIME: Duration = Duration::from_secs(28);
+
 
 /// How long before a slab closes that its lender takes back a borrower uses it no more: what is under way there ends first.
 pub const TAKE_BACK_MARGIN: Duration = Duration::from_millis(500);

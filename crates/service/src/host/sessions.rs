@@ -40,7 +40,8 @@ pub struct Sessions {
     calls: Calls<Infallible>,
     /// By the index of the fabric's slot.
     table: Vec<Option<Session>>,
-    /// No call is begun any more; each session is told goodbye when its calls have been answered.
+    /// No call is begun any more, but for services that keep their session; each session is told goodbye when its calls have been answered
+    /// and no service keeps it.
     draining: bool,
     answered: u64,
     /// Bytes of the transfers that were begun in this turn, and that this loop copies itself.
@@ -238,14 +239,24 @@ impl Sessions {
         self.draining = true;
     }
 
-    /// While draining: dismisses sessions whose calls have all been answered.
-    pub(super) fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &mut Reactor) {
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining
+    }
+
+    /// While draining: dismisses sessions whose calls have all been answered, and that no service keeps.
+    pub(super) fn say_goodbyes(
+        &mut self,
+        fabric: &mut Fabric,
+        reactor: &mut Reactor,
+        is_kept: impl Fn(SessionId) -> bool,
+    ) {
         if !self.draining {
             return;
         }
         for index in 0..self.table.len() {
             if let Some(slot) = self.at(index)
                 && self.calls.calls_in(slot) == 0
+                && !is_kept(slot)
             {
                 self.dismiss(fabric, reactor, slot);
             }
@@ -272,16 +283,17 @@ impl Sessions {
         });
     }
 
-    /// Takes a message. `Ok(None)`: there is nothing to do.
+    /// Takes a message. `Ok(None)`: there is nothing to do. A service that has called its session `kept` is called while the node drains.
     pub(super) fn message<'a>(
         &mut self,
         slot: SessionId,
         kind: Message,
         header: &Header,
         payload: &'a [u8],
+        kept: bool,
     ) -> Result<Option<Event<'a, Infallible>>, CloseReason> {
         match kind {
-            Message::Call if self.begins_none(slot) => return Ok(None),
+            Message::Call if self.begins_none(slot, kept) => return Ok(None),
             // Credit is for messages between programs, which a server does not send.
             Message::Credit => return Ok(None),
             Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
@@ -295,8 +307,8 @@ impl Sessions {
     }
 
     /// Whether calls of a session are ignored: its client repeats them at the next server, or has lost its rights.
-    fn begins_none(&self, slot: SessionId) -> bool {
-        self.draining || self.get(slot).is_none_or(|session| session.dismissed)
+    fn begins_none(&self, slot: SessionId, kept: bool) -> bool {
+        (self.draining && !kept) || self.get(slot).is_none_or(|session| session.dismissed)
     }
 
     pub(super) fn send_outbox(&mut self, fabric: &mut Fabric) {

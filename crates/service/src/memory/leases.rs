@@ -2,7 +2,7 @@
 //!
 //! A lease ends when its borrower returns it, when the borrower's session ends, when the borrower has not renewed its leases
 //! for [`LEASE_KEEP_ALIVE`], or [`TAKE_BACK_NOTICE`] after the lender has told the borrower, in the answer to a renewal,
-//! that it takes the slab back.
+//! that it takes the slab back. A lender that is to end takes all slabs back, and tells its borrowers until when they stay.
 //!
 //! A borrower may have any number of slabs, up to its quota, while there is room. Without room, a borrower below its fair
 //! share (all lent memory divided by the borrowers) gets slabs that are taken back from the borrower with the most, one at a
@@ -74,13 +74,15 @@ pub struct Leases<Id> {
     waiting: Option<(Id, Instant)>,
     taken_back: u64,
     expired: u64,
+    /// The lender ends: slabs stay until then, and none is leased.
+    ends: Option<Instant>,
 }
 
 impl<Id: Copy + Ord> Leases<Id> {
     /// None are leased.
     pub fn new(limits: LendingLimits) -> Self {
         let borrowers = BTreeMap::new();
-        Self { limits, borrowers, numbers: 0, lent: 0, waiting: None, taken_back: 0, expired: 0 }
+        Self { limits, borrowers, numbers: 0, lent: 0, waiting: None, taken_back: 0, expired: 0, ends: None }
     }
 
     /// Slabs that are leased.
@@ -106,8 +108,11 @@ impl<Id: Copy + Ord> Leases<Id> {
     /// Leases a slab: its number.
     ///
     /// # Errors
-    /// `TooMany`, `AllLent`.
+    /// `TooMany`, `AllLent`, `Ending`.
     pub fn lease(&mut self, id: Id, now: Instant) -> Result<u64, LendError> {
+        if self.ends.is_some() {
+            return Err(LendError::Ending);
+        }
         let has = self.borrowers.get(&id).map_or(0, |borrower| borrower.leases.len() as u64);
         if has >= self.limits.quota.min(SLABS_PER_SESSION_MAX as u64) {
             return Err(LendError::TooMany);
@@ -168,13 +173,14 @@ impl<Id: Copy + Ord> Leases<Id> {
 
     /// A borrower renews its leases: those that are taken back, and how long until each closes.
     pub fn renew(&mut self, id: Id, now: Instant) -> Vec<(u64, Duration)> {
+        let notice = self.ends.unwrap_or(now + TAKE_BACK_NOTICE).max(now);
         let Some(borrower) = self.borrowers.get_mut(&id) else { return Vec::new() };
         borrower.renewed = now;
         let mut taken = Vec::new();
         for lease in &mut borrower.leases {
             let closes = match lease.state {
                 State::Lent => continue,
-                State::Wanted => now + TAKE_BACK_NOTICE,
+                State::Wanted => notice,
                 State::Told(at) => at,
             };
             lease.state = State::Told(closes);
@@ -192,6 +198,15 @@ impl<Id: Copy + Ord> Leases<Id> {
         (under_way..wanted).take_while(|_| self.take_from_richest(0, None)).count() > 0
     }
 
+    /// Leases no more, and takes all slabs back, by then at the latest. False if it was told so before.
+    pub fn end(&mut self, at: Instant) -> bool {
+        let is_new = self.ends.is_none();
+        self.ends = self.ends.or(Some(at));
+        let leases = self.borrowers.values_mut().flat_map(|borrower| &mut borrower.leases);
+        leases.filter(|lease| lease.state == State::Lent).for_each(|lease| lease.state = State::Wanted);
+        is_new
+    }
+
     /// Takes a slab back from the borrower with the most, if it keeps at least so many; for another borrower, or for the lender.
     fn take_from_richest(&mut self, keeps: u64, taken_for: Option<Id>) -> bool {
         let kept =
@@ -207,9 +222,11 @@ impl<Id: Copy + Ord> Leases<Id> {
     /// Takes the leases out whose time is over, of the borrowers that `is_asked` names.
     pub fn expire(&mut self, now: Instant, is_asked: impl Fn(&Id) -> bool) -> Vec<(Id, u64)> {
         let mut over = Vec::new();
+        let has_ended = self.ends.is_some_and(|at| now >= at);
         for (id, borrower) in self.borrowers.iter_mut().filter(|(id, _)| is_asked(id)) {
             let is_cut_off = now - borrower.renewed >= LEASE_KEEP_ALIVE && !seeded::is(Bug::LenderWaitsForEver);
-            let is_over = |lease: &mut Lease<Id>| is_cut_off || matches!(lease.state, State::Told(at) if now >= at);
+            let is_over =
+                |lease: &mut Lease<Id>| is_cut_off || has_ended || matches!(lease.state, State::Told(at) if now >= at);
             for lease in borrower.leases.extract_if(.., is_over) {
                 over.push((*id, lease.number));
                 if is_cut_off {
@@ -273,6 +290,23 @@ mod tests {
         assert_eq!(leases.expire(end, |_| true), [('a', slabs[1])]);
         assert_eq!((leases.lent(), leases.ended_early()), (3, (2, 0)));
         assert_eq!(leases.expire(end + SECOND, |_| true), [('a', second)]);
+    }
+
+    #[test]
+    fn a_lender_that_ends_leases_none_and_keeps_each_slab_until_its_borrower_gives_it_back_or_its_time_is_over() {
+        let (mut leases, start) = (Leases::new(LIMITS), start());
+        let [first, second] = [(); 2].map(|()| leases.lease('a', start).unwrap());
+        leases.lease('b', start).unwrap();
+        let end = start + 20 * SECOND;
+        assert!(leases.end(end) && !leases.end(end + SECOND), "once");
+        assert_eq!(leases.lease('b', start), Err(LendError::Ending));
+        assert_eq!(leases.renew('a', start + SECOND), [first, second].map(|slab| (slab, 19 * SECOND)));
+        leases.give_back('a', first).unwrap();
+        assert_eq!(leases.renew('a', start + 11 * SECOND), [(second, 9 * SECOND)]);
+        leases.renew('b', start + 19 * SECOND);
+        assert_eq!(leases.expire(start + 19 * SECOND, |_| true), []);
+        assert_eq!(leases.expire(end, |_| true).len(), 2);
+        assert_eq!(leases.lent(), 0);
     }
 
     #[test]

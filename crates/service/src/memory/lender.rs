@@ -22,7 +22,7 @@ use super::wire::{
     Arguments, LeaseResult, LendError, Method, PROTOCOL, RenewResult, StatusResult, TakenSlab, VERSIONS,
 };
 use crate::host::{At, Service, SmallAnswer};
-use crate::limits::{BORROWERS_REPORTED_MAX, GUARD_LOOK, LEASE_CALLS_PER_SESSION, SLAB_BYTES};
+use crate::limits::{BORROWERS_REPORTED_MAX, GUARD_LOOK, LEASE_CALLS_PER_SESSION, LENDER_DRAIN_TIME, SLAB_BYTES};
 
 /// A borrower: its loop, and its session there.
 type BorrowerId = (u32, SessionId);
@@ -194,6 +194,21 @@ impl Lender {
         self.looks.filter(|_| !self.leased.is_empty())
     }
 
+    /// The node is to end: leases no more, and takes all slabs back. Sessions with slabs go on until their slabs are back, at most for
+    /// [`LENDER_DRAIN_TIME`].
+    pub fn drain(&mut self, now: Instant) {
+        let mut table = self.shared.table();
+        let slabs = table.leases.lent();
+        if table.leases.end(now + LENDER_DRAIN_TIME) && slabs > 0 {
+            let seconds = LENDER_DRAIN_TIME.as_secs();
+            tracing::info!(
+                slabs,
+                seconds,
+                "shutting down: borrowers have so long to move their pages to other lenders"
+            );
+        }
+    }
+
     fn lease(&mut self, at: &mut At<'_>, session: SessionId) -> Result<(LeaseResult, Descriptor), LendError> {
         let (id, now) = ((self.number, session), at.reactor.now());
         let client = at.sessions.get(session).map(|session| session.client.to_string());
@@ -319,12 +334,16 @@ impl Service for Lender {
         match answer {
             Ok((result, payload)) => at.sessions.answer(at.fabric, call, SmallAnswer::done(&result, &payload)),
             Err(error) => {
-                if matches!(error, LendError::AllLent | LendError::Guarded | LendError::Failed | LendError::TooMany) {
+                if !matches!(error, LendError::UnknownSlab | LendError::Malformed) {
                     self.shared.refused.fetch_add(1, Ordering::Relaxed);
                 }
                 at.sessions.answer(at.fabric, call, SmallAnswer::failed(error.status()));
             }
         }
+    }
+
+    fn keeps(&self, session: SessionId) -> bool {
+        self.leased.contains_key(&session)
     }
 
     fn peer_drained(&mut self, at: &mut At<'_>, session: SessionId) {

@@ -120,6 +120,9 @@ pub enum LendError {
         "this borrower has as many slabs as one may have of the lender (--lend ...,quota=SIZE): name another lender"
     )]
     TooMany,
+    /// The lender is about to end.
+    #[error("the lender is shut down: name another lender")]
+    Ending,
     /// The session has no such slab.
     #[error("the lender has no such slab in this session")]
     UnknownSlab,
@@ -145,6 +148,7 @@ impl LendError {
             Self::Failed => 3,
             Self::TooMany => 4,
             Self::UnknownSlab => 5,
+            Self::Ending => 6,
             Self::Malformed => Status::Malformed as u16,
             Self::NotServed => Status::UnknownProtocol as u16,
             Self::Version => Status::Version as u16,
@@ -159,6 +163,7 @@ impl LendError {
             3 => Self::Failed,
             4 => Self::TooMany,
             5 => Self::UnknownSlab,
+            6 => Self::Ending,
             other if other == Status::UnknownProtocol as u16 => Self::NotServed,
             other if other == Status::Version as u16 => Self::Version,
             _ => Self::Malformed,
@@ -203,8 +208,8 @@ mod tests {
 
     #[test]
     fn every_error_survives_the_wire() {
-        use LendError::{AllLent, Failed, Guarded, Malformed, NotServed, TooMany, UnknownSlab, Version};
-        for error in [AllLent, Guarded, Failed, TooMany, UnknownSlab, Malformed, NotServed, Version] {
+        use LendError::{AllLent, Ending, Failed, Guarded, Malformed, NotServed, TooMany, UnknownSlab, Version};
+        for error in [AllLent, Ending, Guarded, Failed, TooMany, UnknownSlab, Malformed, NotServed, Version] {
             assert_ne!(error.status(), 0);
             assert_eq!(LendError::from_status(error.status()), error);
         }
