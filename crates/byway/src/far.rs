@@ -34,7 +34,7 @@ use crate::units::{parse_size, show_size};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The library's file, beside this program or where the installation has it.
-const LIBRARY: &str = "libbyway_preload.so";
+pub(crate) const LIBRARY: &str = "libbyway_preload.so";
 
 /// The flags of `byway far`.
 #[derive(Args, Debug)]

@@ -4,22 +4,25 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use byway_frontend::ublk;
+use byway_frontend::{fault, ublk};
 use byway_reactor::device_memory::{DeviceMemory, offers};
 use byway_reactor::probe;
 
 use super::Finding;
 use super::rdma::rdma;
+use crate::executable;
+use crate::far::LIBRARY;
 use crate::units::show_size;
 
 /// All checks, in the order of the report.
-pub(super) const ALL: [fn() -> Finding; 16] = [
+pub(super) const ALL: [fn() -> Finding; 17] = [
     io_uring,
     zero_copy,
     ublk,
     nbd,
     fuse,
     userfaultfd,
+    far_memory,
     rdma,
     device_memory,
     memlock,
@@ -158,6 +161,37 @@ fn userfaultfd() -> Finding {
         Err(error) => {
             Finding::missing(name, error.to_string(), "set sysctl vm.unprivileged_userfaultfd=1, or run as root")
         }
+    }
+}
+
+/// What `byway far` asks of the kernel, by bits of linux/userfaultfd.h.
+const FAR_FEATURES: [(u32, &str); 7] = [
+    (0, "write protection"),
+    (1, "messages of forks"),
+    (2, "messages of moved mappings"),
+    (3, "messages of dropped pages"),
+    (6, "messages of ended mappings"),
+    (14, "poisoned pages"),
+    (16, "moves of pages"),
+];
+
+fn far_memory() -> Finding {
+    let name = "far memory";
+    if let Err(error) = fault::availability() {
+        // Without the right to ask for faults of the kernel, the kernel tells its features all the same.
+        let features = probe::userfaultfd_features().unwrap_or(u64::MAX);
+        let lacks = FAR_FEATURES.iter().filter(|(bit, _)| features >> bit & 1 == 0);
+        let lacking = lacks.fold(String::new(), |text, (_, feature)| format!("{text}; without {feature}"));
+        let remedy = "use Linux 6.8 or later, as root; attach a mem: volume as swap meanwhile";
+        return Finding::missing(name, format!("byway far pages no programs: {error}{lacking}"), remedy);
+    }
+    match executable::library(LIBRARY) {
+        Some(library) => Finding::ok(name, format!("byway far pages programs by {}", library.display())),
+        None => Finding::missing(
+            name,
+            format!("the kernel lets byway far page programs; {LIBRARY} is not beside byway, nor in ../lib/byway"),
+            "install the library, or build it: cargo build -p byway-preload",
+        ),
     }
 }
 
@@ -303,6 +337,16 @@ mod tests {
             assert!(!finding.reason.is_empty(), "{}", finding.name);
             assert_eq!(finding.remedy.is_none(), finding.health == CheckStatus::Ok, "{}", finding.name);
         }
+    }
+
+    #[test]
+    fn far_memory_is_missing_where_the_kernel_or_the_library_is() {
+        let found = examine().into_iter().find(|finding| finding.name == "far memory").unwrap();
+        let kernel = byway_frontend::fault::availability();
+        let is_there = kernel.is_ok() && crate::executable::library(crate::far::LIBRARY).is_some();
+        assert_eq!(found.health == CheckStatus::Ok, is_there, "{found:?}");
+        let reason = kernel.map_or_else(|error| error.to_string(), |()| crate::far::LIBRARY.to_owned());
+        assert!(found.reason.contains(&reason), "{found:?}");
     }
 
     #[test]
