@@ -44,9 +44,9 @@ impl Lender {
         Self { folder, server }
     }
 
-    fn start_in(networks: &Networks, side: Side, address: &str) -> Self {
+    fn start_in(networks: &Networks, side: Side, at: &str) -> Self {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
-        let server = Self::serve(networks.command(side, &binary()), folder.path(), &format!("tcp://{address}:7711"));
+        let server = Self::serve(networks.command(side, &binary()), folder.path(), &format!("tcp://{at}"));
         Self { folder, server }
     }
 
@@ -124,6 +124,15 @@ impl CheckingProgram {
         Self::start_by(far::command(&uris.join(","), "16M", &["--class", class], &[python, "-c", PROGRAM]))
     }
 
+    /// At the near end of the cable.
+    fn start_in(networks: &Networks, python: &str, uris: &[String], class: &str) -> Self {
+        let mut command = networks.command(Side::Near, &binary());
+        let from = uris.join(",");
+        command.args(["far", "--report", "--limit", "16M", "--class", class, "--from", &from, "--", python, "-c"]);
+        command.arg(PROGRAM).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+        Self::start_by(command)
+    }
+
     fn start_by(mut command: Command) -> Self {
         let mut program = PagedProgram::start(command.stdin(Stdio::piped()));
         let heard = Heard::of(program.0.stderr.take().unwrap());
@@ -135,12 +144,18 @@ impl CheckingProgram {
 
     /// The program has checked all of its memory since this was called.
     fn check(&mut self) {
+        assert!(self.goes_on(), "it has ended: {}", self.heard.all());
+    }
+
+    /// The same, or the program has ended.
+    fn goes_on(&mut self) -> bool {
         // The first line may have been on its way, and its turn ended before.
-        for _ in 0..2 {
+        (0..2).all(|_| {
             let mut line = String::new();
             self.out.read_line(&mut line).unwrap();
-            assert!(line.starts_with("good "), "{line:?} {}", self.heard.all());
-        }
+            assert!(line.is_empty() || line.starts_with("good "), "{line:?} {}", self.heard.all());
+            !line.is_empty()
+        })
     }
 
     /// Waits until the pager has said something so many times, while the program runs.
@@ -196,13 +211,23 @@ fn chance() -> Chance {
 
 #[test]
 fn lenders_that_are_killed_one_at_a_time_lose_no_page_of_a_mirror() {
+    kill_one_at_a_time("mirror=2", 3);
+}
+
+#[test]
+fn lenders_that_are_killed_one_at_a_time_lose_no_page_with_parity() {
+    kill_one_at_a_time("parity=4+1", 6);
+}
+
+fn kill_one_at_a_time(class: &str, count: usize) {
     let Some(python) = paged_python() else { return };
-    let (mut chance, mut lenders) = (chance(), [(); 3].map(|()| Lender::start()));
-    let mut program = CheckingProgram::start(python, &lenders.each_ref().map(Lender::uri), "mirror=2");
+    let (mut chance, mut lenders) = (chance(), (0..count).map(|_| Lender::start()).collect::<Vec<_>>());
+    let uris: Vec<String> = lenders.iter().map(Lender::uri).collect();
+    let mut program = CheckingProgram::start(python, &uris, class);
     let mut lost = 0;
     for _ in 0..kills() {
         program.run_for_a_while(&mut chance);
-        lenders[chance.below(3)].kill_and_restart();
+        lenders[chance.below(count)].kill_and_restart();
         lost += 1;
         program.hears("a lender is lost", lost);
         program.hears("a lender is back", lost);
@@ -231,6 +256,32 @@ fn lenders_that_are_killed_both_at_once_lose_no_page_that_the_disk_has() {
     }
     let said = program.finish();
     assert!(counted(&said, " lost;") == 0 && counted(&said, " lenders given up") > 0, "{said}");
+}
+
+/// The program has its bytes, or it is told of the loss: no page ever has others.
+#[test]
+fn a_lender_that_is_killed_and_had_the_only_copies_ends_the_program_by_name() {
+    let Some(python) = paged_python() else { return };
+    let (mut chance, mut ended) = (chance(), 0);
+    for _ in 0..kills() {
+        let mut lenders = [(); 2].map(|()| Lender::start());
+        let mut program = CheckingProgram::start(python, &lenders.each_ref().map(Lender::uri), "none");
+        program.run_for_a_while(&mut chance);
+        lenders[chance.below(2)].server.kill();
+        if program.goes_on() {
+            program.hears("a lender is lost", 1);
+            program.finish();
+            continue;
+        }
+        let status = until(Instant::now() + LIMIT, "the program's end", || program.program.0.try_wait().unwrap());
+        // SIGBUS, as a shell gives it.
+        assert_eq!(status.code(), Some(128 + 7), "{}", program.heard.all());
+        until(Instant::now() + LIMIT, "why", || {
+            program.heard.all().contains("a page is lost with its lender").then_some(())
+        });
+        ended += 1;
+    }
+    println!("{ended} of {} kills ended the program", kills());
 }
 
 #[test]
@@ -272,13 +323,10 @@ fn a_cable_that_is_pulled_for_shorter_and_longer_than_a_lender_waits_costs_no_pa
     let Some(python) = paged_python() else { return };
     let name = "a_cable_that_is_pulled_for_shorter_and_longer_than_a_lender_waits_costs_no_page";
     let Some(networks) = Networks::new(name) else { return };
-    let near = Lender::start_in(&networks, Side::Near, NEAR);
-    let far = Lender::start_in(&networks, Side::Far, FAR);
-    let uris = [NEAR, FAR].map(|address| format!("byway://{address}:7711")).join(",");
-    let mut command = networks.command(Side::Near, &binary());
-    command.args(["far", "--report", "--limit", "16M", "--class", "mirror=2", "--from", &uris, "--", python, "-c"]);
-    command.arg(PROGRAM).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
-    let mut program = CheckingProgram::start_by(command);
+    let near = Lender::start_in(&networks, Side::Near, &format!("{NEAR}:7711"));
+    let far = Lender::start_in(&networks, Side::Far, &format!("{FAR}:7711"));
+    let uris = [NEAR, FAR].map(|address| format!("byway://{address}:7711"));
+    let mut program = CheckingProgram::start_in(&networks, python, &uris, "mirror=2");
     // The program goes on meanwhile.
     networks.plug(false);
     program.check();
@@ -295,6 +343,26 @@ fn a_cable_that_is_pulled_for_shorter_and_longer_than_a_lender_waits_costs_no_pa
     let said = program.finish();
     assert_eq!(counted(&said, " lost;"), 0, "{said}");
     drop(near);
+}
+
+/// As if the borrower's own link had failed: its lenders live, and give its slabs up.
+#[test]
+fn a_program_of_which_all_lenders_are_cut_off_has_its_pages_from_its_file() {
+    let Some(python) = paged_python() else { return };
+    let name = "a_program_of_which_all_lenders_are_cut_off_has_its_pages_from_its_file";
+    let Some(networks) = Networks::new(name) else { return };
+    let at = [7711, 7712].map(|port| format!("{FAR}:{port}"));
+    let lenders = at.each_ref().map(|at| Lender::start_in(&networks, Side::Far, at));
+    let mut program = CheckingProgram::start_in(&networks, python, &at.map(|at| format!("byway://{at}")), "disk");
+    networks.plug(false);
+    program.hears("a lender is lost", 2);
+    lenders.iter().for_each(Lender::has_all_back);
+    program.check();
+    networks.plug(true);
+    program.hears("a lender is back", 2);
+    program.check();
+    let said = program.finish();
+    assert_eq!((counted(&said, " lost;"), counted(&said, " lenders given up")), (0, 2), "{said}");
 }
 
 #[test]
