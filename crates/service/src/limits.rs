@@ -319,8 +319,10 @@ pub const DSM_NOTICES_PER_MESSAGE: usize = 1024;
 /// has each of its slabs mapped over shared memory ([`LOANS_MAX`](byway_fabric::limits::LOANS_MAX)).
 pub const SLAB_BYTES: usize = 64 << 20;
 
-/// Slabs of one borrower's session; more are refused. Each has two windows of the loop.
+/// Slabs of one borrower's session; more are refused. Each has two windows of the loop, and an entry in the answer to a renewal when it is taken
+/// back: all of them fit into one message.
 pub const SLABS_PER_SESSION_MAX: usize = 1024;
+const _: () = assert!(SLABS_PER_SESSION_MAX * 16 <= byway_fabric::limits::SMALL_BYTES_MAX);
 
 /// Calls of leases that a session may have in flight.
 pub const LEASE_CALLS_PER_SESSION: u16 = 16;
@@ -390,11 +392,11 @@ pub const POOL_ROWS_MAX: usize = POOL_ROW_UPDATES_MAX + POOL_ROW_GETS_MAX + POOL
 /// rate of [`POOL_COPIES_MAX`] over a path of 3 ms.
 pub const TAKE_BACK_NOTICE: Duration = Duration::from_secs(5);
 
-/// How long borrowers above their fair share get no slab after a borrower below has asked in vain: the notice, and a renewal on each side of it.
-pub const CONTENTION_TIME: Duration = Duration::from_secs(8);
 /// How long a lender that is told to end lets its borrowers move their pages to others: 28 GiB at 1 GiB/s.
 pub const LENDER_DRAIN_TIME: Duration = Duration::from_secs(28);
 
+/// How long borrowers above their fair share get no slab after a borrower below has asked in vain: the notice, and a renewal on each side of it.
+pub const CONTENTION_TIME: Duration = Duration::from_secs(8);
 
 /// How long before a slab closes that its lender takes back a borrower uses it no more: what is under way there ends first.
 pub const TAKE_BACK_MARGIN: Duration = Duration::from_millis(500);

@@ -117,7 +117,7 @@ pub enum LendError {
     Failed,
     /// This session has as many slabs as it may have.
     #[error(
-        "this borrower has as many slabs as one may have of the lender (--lend ...,quota=SIZE): name another lender"
+        "this borrower has as many slabs as one may have of the lender (1,024, or less by --lend ...,quota=SIZE): name another lender"
     )]
     TooMany,
     /// The lender is about to end.
