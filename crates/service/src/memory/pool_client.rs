@@ -528,6 +528,7 @@ impl PoolClient {
         match note {
             Note::GivenUp { lender, slabs, silent } => {
                 let why = if silent { "it does not answer" } else { "its session has ended" };
+                let rest = if slabs == 0 { "it had no pages" } else { rest };
                 tracing::error!(lender = name(lender), why, slabs, "a lender is lost; {rest}");
             }
             Note::Whole => tracing::warn!("every page is at as many lenders as its class says again"),
