@@ -260,6 +260,10 @@ pub const NODE_KEEP_ALIVE_DEFAULT: Duration = Duration::from_mins(1);
 /// How long a session that was closed here may take to send its last messages; then it is cut.
 pub const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 
+/// How long a server that ends waits for a peer to close a session, before it does so itself. A peer that is alive needs
+/// milliseconds; the program of an idle node may not turn its loop for hours.
+pub const FAREWELL_TIME_MAX: Duration = Duration::from_secs(1);
+
 /// Completions that a group holds at most, those of operations in flight included; the program chooses less.
 pub const GROUP_OPS_MAX: usize = NODE_OPS_MAX;
 

@@ -108,7 +108,9 @@ impl CloseReason {
                 | Self::Closed
                 | Self::NoFrames
                 | Self::Refused(_)
-                | Self::WeRefused(RefuseCode::ShuttingDown | RefuseCode::Busy | RefuseCode::Superseded)
+                | Self::WeRefused(
+                    RefuseCode::ShuttingDown | RefuseCode::Drained | RefuseCode::Busy | RefuseCode::Superseded
+                )
         )
     }
 }

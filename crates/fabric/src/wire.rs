@@ -396,6 +396,8 @@ pub enum RefuseCode {
     ShuttingDown = 7,
     /// The peer broke the protocol.
     Protocol = 8,
+    /// The server is going down, and has answered each call of the session that it began: it will not begin the others.
+    Drained = 9,
 }
 
 impl std::fmt::Display for RefuseCode {
@@ -410,6 +412,7 @@ impl std::fmt::Display for RefuseCode {
             Self::Superseded => "superseded (this client has a newer session)",
             Self::UnknownSession => "unknown session (no session has that nonce)",
             Self::ShuttingDown => "shutting down (the server stops)",
+            Self::Drained => "drained (the server stops, and has answered all calls that it began)",
             Self::Protocol => "protocol (the other side says that the protocol was broken)",
         })
     }
@@ -426,6 +429,7 @@ impl RefuseCode {
             5 => Self::Superseded,
             6 => Self::UnknownSession,
             7 => Self::ShuttingDown,
+            9 => Self::Drained,
             _ => Self::Protocol,
         }
     }
@@ -509,6 +513,17 @@ mod tests {
         golden.extend([8; 16]);
         golden.extend([9, 0, 0, 0, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(hello.as_bytes(), golden);
+    }
+
+    #[test]
+    fn a_goodbye_has_these_bytes_and_codes_these_numbers() {
+        let goodbye = crate::session::refuse(Kind::Goodbye, RefuseCode::Drained);
+        assert_eq!(goodbye.kind, 12);
+        assert_eq!(goodbye.body[..20], *b"bywayFAB\x09\0\x02\0\x02\0\0\0\x01\0\0\0");
+        assert_eq!(goodbye.body[20..], [0; 60]);
+        let codes: Vec<u16> = (1..=9).map(|number| RefuseCode::from_number(number) as u16).collect();
+        assert_eq!(codes, (1..=9).collect::<Vec<_>>());
+        assert_eq!(RefuseCode::from_number(10), RefuseCode::Protocol, "an unknown one");
     }
 
     fn kinds() -> impl Strategy<Value = u8> {

@@ -65,6 +65,41 @@ fn chmod(client: &Client, mode: u32) {
     client.set_attributes(ME, file.node, None, &new).unwrap();
 }
 
+/// A server that ends in an orderly way has received none of these calls, or has dropped them.
+#[test]
+fn changes_that_a_server_that_ends_has_not_begun_are_made_by_the_next_one() {
+    let below = tempfile::tempdir().unwrap();
+    for name in ["file", "old", "unneeded"] {
+        std::fs::write(below.path().join(name), "f").unwrap();
+    }
+    let shares = || vec![share(below.path(), Users::Owner, false)];
+    let server = Server::start(tcp(), shares());
+    let at = server.at.clone();
+    let client = connect(&at);
+    // No thread drives its node: the server does not wait for its close for long.
+    let _idle = connect(&at);
+    let handle = open(&client);
+    std::thread::scope(|scope| {
+        let held = server.hold();
+        let before = client.messages();
+        let made = scope.spawn(|| client.make_directory(ME, ROOT, b"made", 0o755).map(|_| ()));
+        let renamed = scope.spawn(|| client.rename(ME, NamedIn::new(ROOT, b"old"), NamedIn::new(ROOT, b"new"), 0));
+        let removed = scope.spawn(|| client.unlink(ME, ROOT, b"unneeded"));
+        let appended = scope.spawn(|| client.append(ME, handle, b"ile").map(|_| ()));
+        until("the calls to be on their way", || client.messages() == before + 4);
+        server.drain();
+        drop(held);
+        server.drained();
+        let _next = Server::start_with(at, shares(), Duration::ZERO, LONG);
+        for change in [made, renamed, removed, appended] {
+            assert_eq!(change.join().unwrap(), Ok(()));
+        }
+    });
+    assert!(below.path().join("made").is_dir() && below.path().join("new").is_file());
+    assert!(!below.path().join("old").exists() && !below.path().join("unneeded").exists());
+    assert_eq!(std::fs::read(below.path().join("file")).unwrap(), b"file");
+}
+
 fn listed(below: &Path) -> usize {
     std::fs::read_dir(below.join(STATE)).map_or(0, Iterator::count)
 }

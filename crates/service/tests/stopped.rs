@@ -1,11 +1,12 @@
-//! A client that takes none of its answers keeps their memory for a minute, not for ever.
+//! Clients that do nothing: one that takes none of its answers keeps their memory for a minute, not for ever; one that does not
+//! close its session keeps a server from ending for a second.
 
 mod serving;
 
 use std::time::Duration;
 
-use byway_fabric::limits::{LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
-use byway_fabric::wire::{Header, Kind};
+use byway_fabric::limits::{FAREWELL_TIME_MAX, LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX, TAKE_TIME_MAX};
+use byway_fabric::wire::{Header, Kind, RefuseCode};
 use byway_fabric::{ClientId, CloseReason, Fabric, Handler, Identity, Options, PayloadMeta, SessionId};
 use byway_reactor::sim::{LinkProfile, World};
 use byway_reactor::{Instant, Reactor, Wait};
@@ -170,4 +171,29 @@ fn clients_that_take_nothing_and_have_little_each_are_given_up_when_they_are_too
     let queued = serving.server.queued_heap_bytes();
     assert!(queued <= LOOP_HEAP_BYTES_MAX, "{queued} bytes wait");
     assert_eq!(serving.server.last_closed(), Some(CloseReason::TakesNothing));
+}
+
+/// The calls arrive when the server has said goodbye. It must not reset the connections over them: a client that does not read the goodbye
+/// would not know that they were not begun.
+#[test]
+fn a_server_that_ends_has_its_clients_close_and_does_not_wait_for_long() {
+    let mut serving = serving();
+    let mut clients = vec![Asker::new(&serving.world, 1), Asker::new(&serving.world, 2)];
+    pass(&mut serving, SECOND, &mut clients);
+    for client in &mut clients {
+        client.ask(1);
+        client.turn();
+    }
+    serving.server.shut_down(&mut serving.reactor);
+    let mut stopped = clients.remove(0);
+    pass(&mut serving, FAREWELL_TIME_MAX / 2, &mut clients);
+    let drained = Some(CloseReason::Refused(RefuseCode::Drained));
+    assert_eq!((clients[0].answers.count, clients[0].answers.down), (0, drained));
+    assert_eq!(serving.server.last_closed(), Some(CloseReason::PeerClosed));
+    assert_eq!(serving.server.sessions().count(), 1, "the other has not read it");
+    pass(&mut serving, FAREWELL_TIME_MAX, &mut []);
+    assert_eq!(serving.server.last_closed(), Some(CloseReason::WeRefused(RefuseCode::Drained)));
+    assert!(serving.server.is_idle());
+    pass(&mut serving, SECOND, std::slice::from_mut(&mut stopped));
+    assert!(stopped.answers.down.is_some());
 }

@@ -1,13 +1,21 @@
 //! How sessions end: all lanes are closed, operations in flight end, and the owner releases the session.
 
-use byway_reactor::Reactor;
+use byway_reactor::{Instant, Reactor};
 
 use super::lane::{LaneId, Phase};
 use super::lending::is_disconnect;
 use super::{CONNECT, Event, Fabric, Role, token};
+use crate::limits::FAREWELL_TIME_MAX;
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
 use crate::wire::{Kind, RefuseCode};
+
+/// A session that was told goodbye, and that its peer closes.
+pub(super) struct Farewell {
+    session: SessionId,
+    code: RefuseCode,
+    until: Instant,
+}
 
 impl Fabric {
     /// Ends a session; [`Handler::down`](super::Handler::down) and [`Handler::drained`](super::Handler::drained) follow.
@@ -38,6 +46,26 @@ impl Fabric {
         match lane.and_then(|slot| self.lanes.get_mut(slot)) {
             Some(lane) => lane.close_when_sent = Some(CloseReason::WeRefused(code)),
             None => self.close(reactor, session, CloseReason::WeRefused(code)),
+        }
+    }
+
+    /// Says goodbye with `code`, and has the peer end the session when it has read that. Closed by this end, a lane with unread calls is
+    /// reset, and another lane may end first: then the peer does not learn the code. After [`FAREWELL_TIME_MAX`] this end closes all the same.
+    pub fn bid_farewell(&mut self, reactor: &Reactor, session: SessionId, code: RefuseCode) {
+        self.send(session, session::refuse(Kind::Goodbye, code));
+        self.farewells.push(Farewell { session, code, until: reactor.now() + FAREWELL_TIME_MAX });
+    }
+
+    /// Closes the sessions whose peers have not done so in time.
+    pub(super) fn end_farewells(&mut self, reactor: &mut Reactor) {
+        let now = reactor.now();
+        for farewell in std::mem::take(&mut self.farewells) {
+            let is_open = self.sessions.get(farewell.session).is_some_and(|session| !session.down);
+            if is_open && farewell.until > now {
+                self.farewells.push(farewell);
+            } else {
+                self.close(reactor, farewell.session, CloseReason::WeRefused(farewell.code));
+            }
         }
     }
 

@@ -29,6 +29,7 @@ use std::time::Duration;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Address, Completion, Errno, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
 
+use self::ending::Farewell;
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
 use self::rdma_lanes::RdmaLanes;
@@ -217,6 +218,8 @@ pub struct Fabric {
     turns_again: bool,
     /// No session is begun any more.
     draining: bool,
+    /// Sessions that their peers are to close, and the code and time with which they are closed here at the latest.
+    farewells: Vec<Farewell>,
     /// Heap memory of what waits to be sent, on all lanes.
     queued_heap: usize,
     /// What is put now is what the peer has asked for.
@@ -261,6 +264,7 @@ impl Fabric {
             ticking: false,
             turns_again: false,
             draining: false,
+            farewells: Vec::new(),
             queued_heap: 0,
             answering: false,
             last_closed: None,
@@ -461,7 +465,9 @@ impl Fabric {
                 break;
             }
         }
-        if !self.ticking && (self.handshakes > 0 || self.expecting > 0 || self.watches_intake()) {
+        if !self.ticking
+            && (self.handshakes > 0 || self.expecting > 0 || !self.farewells.is_empty() || self.watches_intake())
+        {
             self.ticking = true;
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
@@ -529,6 +535,7 @@ impl Fabric {
         self.retry_fenced(reactor);
         self.end_superseded(reactor);
         self.end_stopped(reactor);
+        self.end_farewells(reactor);
         if self.expecting == 0 {
             return;
         }

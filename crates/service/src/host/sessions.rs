@@ -215,12 +215,17 @@ impl Sessions {
 
     /// Ends a session: its client's further calls are not begun. False if it has ended or was dismissed before.
     pub fn dismiss(&mut self, fabric: &mut Fabric, reactor: &mut Reactor, slot: SessionId) -> bool {
-        let Some(session) = self.get_mut(slot).filter(|session| !session.down && !session.dismissed) else {
-            return false;
-        };
-        session.dismissed = true;
-        fabric.say_goodbye(reactor, slot, RefuseCode::ShuttingDown);
-        true
+        let is_first = self.note_dismissed(slot);
+        if is_first {
+            // Calls that were begun are still under way, so this promises nothing about them.
+            fabric.say_goodbye(reactor, slot, RefuseCode::ShuttingDown);
+        }
+        is_first
+    }
+
+    fn note_dismissed(&mut self, slot: SessionId) -> bool {
+        let session = self.get_mut(slot).filter(|session| !session.down && !session.dismissed);
+        session.map(|session| session.dismissed = true).is_some()
     }
 
     /// Dismisses the sessions for which `is` returns true, and returns them.
@@ -243,13 +248,9 @@ impl Sessions {
         self.draining
     }
 
-    /// While draining: dismisses sessions whose calls have all been answered, and that no service keeps.
-    pub(super) fn say_goodbyes(
-        &mut self,
-        fabric: &mut Fabric,
-        reactor: &mut Reactor,
-        is_kept: impl Fn(SessionId) -> bool,
-    ) {
+    /// While draining: dismisses sessions whose calls have all been answered, and that no service keeps. Their clients learn that the other
+    /// calls were not begun, and may repeat each at the next server.
+    pub(super) fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &Reactor, is_kept: impl Fn(SessionId) -> bool) {
         if !self.draining {
             return;
         }
@@ -257,8 +258,9 @@ impl Sessions {
             if let Some(slot) = self.at(index)
                 && self.calls.calls_in(slot) == 0
                 && !is_kept(slot)
+                && self.note_dismissed(slot)
             {
-                self.dismiss(fabric, reactor, slot);
+                fabric.bid_farewell(reactor, slot, RefuseCode::Drained);
             }
         }
     }

@@ -3,8 +3,8 @@
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -38,10 +38,30 @@ pub fn exclusive(directory: &Path) -> Arc<Share> {
     Arc::new(Share::open(spec).unwrap())
 }
 
+/// What a test has the loop do.
+#[derive(Default)]
+struct Orders {
+    /// A turn begins only when this is free.
+    turn: Mutex<()>,
+    waits: AtomicBool,
+    drain: AtomicBool,
+}
+
+impl Orders {
+    fn wait_for_turn(&self) {
+        if self.turn.try_lock().is_err() {
+            self.waits.store(true, Ordering::Release);
+            drop(self.turn.lock());
+            self.waits.store(false, Ordering::Release);
+        }
+    }
+}
+
 /// A server of its own thread and loop; it ends when this is dropped.
 pub struct Server {
     pub at: Address,
     stop: Arc<AtomicBool>,
+    orders: Arc<Orders>,
     answered: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
@@ -56,6 +76,8 @@ impl Server {
         let (send, receive) = std::sync::mpsc::channel();
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
+        let orders = Arc::new(Orders::default());
+        let ordered = Arc::clone(&orders);
         let answered = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&answered);
         let thread = std::thread::spawn(move || {
@@ -70,7 +92,13 @@ impl Server {
             let listener = host.listen(&mut reactor, &at).unwrap();
             let at = reactor.local_address(listener).map_or(at, Address::Tcp);
             send.send(at).unwrap();
-            while !stopped.load(Ordering::Acquire) {
+            let mut draining = false;
+            while !(stopped.load(Ordering::Acquire) || draining && host.is_idle() && files.is_idle()) {
+                ordered.wait_for_turn();
+                if ordered.drain.load(Ordering::Acquire) && !std::mem::replace(&mut draining, true) {
+                    files.drain(&mut host, &mut reactor);
+                    host.shut_down(&mut reactor);
+                }
                 host.flush(&mut reactor, &mut [&mut files]);
                 count.store(host.sessions().answered(), Ordering::Release);
                 reactor.reap(&mut completions, Wait::Until(reactor.now() + Duration::from_millis(20))).unwrap();
@@ -85,7 +113,26 @@ impl Server {
                 }
             }
         });
-        Self { at: receive.recv().unwrap(), stop, answered, thread: Some(thread) }
+        Self { at: receive.recv().unwrap(), stop, orders, answered, thread: Some(thread) }
+    }
+
+    /// Keeps the loop from beginning another turn: it receives nothing that is sent from now on.
+    pub fn hold(&self) -> MutexGuard<'_, ()> {
+        let held = self.orders.turn.lock().unwrap();
+        while !self.orders.waits.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+        held
+    }
+
+    /// The loop ends as in an orderly shutdown, from its next turn on.
+    pub fn drain(&self) {
+        self.orders.drain.store(true, Ordering::Release);
+    }
+
+    /// Waits for the end of [`Server::drain`].
+    pub fn drained(mut self) {
+        self.thread.take().unwrap().join().unwrap();
     }
 
     /// Calls that were answered, as of the last turn of the loop.

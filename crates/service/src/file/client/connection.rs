@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use byway_fabric::CloseReason;
 use byway_fabric::node::{Deadline, NodeOptions, Op, OpError, Session, SubmitError};
 use byway_fabric::random::Random;
 use byway_fabric::tls::TlsClient;
+use byway_fabric::wire::RefuseCode;
 use byway_reactor::Address;
 use byway_rpc::node::{Call, Reply, Rpc};
 use byway_rpc::protocol::CALLS_FILES;
@@ -67,7 +69,7 @@ pub(super) struct Live {
 pub(super) enum Failure {
     /// The server's word.
     Call(CallError),
-    /// The session ended before the call was sent.
+    /// The session ended before the call was sent, or before the server has begun it.
     NotSent,
     /// The session ended: whether it was done is not known.
     Lost,
@@ -496,6 +498,8 @@ impl Asked {
             Ok(Ok(outcome)) => Reply::of(outcome).map_err(|_| Failure::Lost),
             Ok(Err(OpError::Deadline)) => Err(Failure::Late),
             Ok(Err(OpError::Status(status))) => Err(Failure::Call(CallError::from_status(status))),
+            // The server has answered all that it had begun, before it said so.
+            Ok(Err(OpError::Ended(CloseReason::Refused(RefuseCode::Drained)))) => Err(Failure::NotSent),
             Ok(Err(_)) | Err(_) => Err(Failure::Lost),
         }
     }
