@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use byway_reactor::privilege::User;
 use byway_reactor::{Address, Errno};
 use byway_service::file::client::{Caller, Client, ClientOptions, LockKind, LockRange, NamedIn, ROOT};
 use byway_service::file::wire::{NewAttributes, SET_MODE};
@@ -239,6 +240,55 @@ fn a_list_that_is_too_long_is_cleaned_after_the_grace_time() {
     let _server = restart(server, shares(), LONG);
     one.renew();
     assert_eq!(two.lock(ME, second, whole(), LockKind::Exclusive, false), Err(Errno::AGAIN), "one has it still");
+}
+
+/// As git makes its objects, and install(1) its files.
+#[test]
+fn the_owner_of_an_open_file_goes_on_after_a_restart_whatever_its_mode_is_by_now() {
+    if !rustix::process::geteuid().is_root() {
+        return byway_skip::skip_this(byway_skip::SkipReason::Machine("not root, who alone can act as other users"));
+    }
+    let below = tempfile::tempdir().unwrap();
+    let set_mode = |name: &str, mode| {
+        std::fs::set_permissions(below.path().join(name), PermissionsExt::from_mode(mode)).unwrap();
+    };
+    set_mode("", 0o777);
+    std::fs::write(below.path().join("theirs"), "roots").unwrap();
+    set_mode("theirs", 0o666);
+    let user = || Users::Squash(User { uid: 4711, gid: 4711, groups: vec![4711] });
+    let shares = || vec![share(below.path(), user(), false)];
+    let server = Server::start(tcp(), shares());
+    let client = connect(&server.at);
+    let flags = (OFlags::RDWR | OFlags::EXCL).bits();
+    let make = |name: &str, mode| client.create(ME, NamedIn::new(ROOT, name.as_bytes()), flags, mode).unwrap();
+    let (object, object_handle) = make("object", 0o444);
+    let (_, changed) = make("file", 0o644);
+    set_mode("file", 0);
+    let (_, removed) = make("removed", 0o400);
+    client.unlink(ME, ROOT, b"removed").unwrap();
+    let (hidden, _) = make("hidden", 0o600);
+    let reader = client.open(ME, hidden.node, OFlags::RDONLY.bits()).unwrap();
+    set_mode("hidden", 0);
+    let (theirs, their_handle) = open_of(&client, "theirs");
+    set_mode("theirs", 0o644);
+    client.make_directory(ME, ROOT, b"folder", 0o755).unwrap();
+    let folder = client.look_up(ME, ROOT, b"folder").unwrap().node;
+    let listing = client.open_directory(ME, folder).unwrap();
+    set_mode("folder", 0o300);
+
+    let server = restart(server, shares(), LONG);
+    for handle in [object_handle, changed, removed] {
+        assert_eq!(client.write(ME, handle, 0, b"blob"), Ok(4));
+        assert_eq!(text(&client, handle).as_deref(), Ok("blob"));
+    }
+    assert!(client.read_directory(ME, listing, 0, 4096, false).is_ok());
+    assert_eq!(client.write(ME, their_handle, 0, b"mine"), Err(Errno::ACCESS), "it is another user's");
+    let writes = OFlags::RDWR.bits();
+    assert_eq!(client.open(ME, object.node, writes).err(), Some(Errno::ACCESS), "it was not open with that");
+    assert_eq!(client.open(ME, theirs, writes).err(), Some(Errno::ACCESS));
+    assert_eq!(std::fs::read(below.path().join("theirs")).unwrap(), b"roots");
+    let _server = restart(server, vec![share(below.path(), user(), true)], LONG);
+    assert_eq!(text(&client, reader), Err(Errno::ACCESS), "here the owner may not change the mode");
 }
 
 /// Links to removed files.

@@ -193,6 +193,9 @@ pub const FLAG_RECLAIM: u32 = 128;
 pub const FLAG_ALL: u32 = 256;
 /// `ReclaimComplete`: removed files that were not asked for may be the client's too: the server has refused to list them.
 pub const FLAG_UNCLAIMED: u32 = 512;
+/// `Open` and `OpenDirectory`, in `extra`: the client had this open, and the server process before this one has ended. The owner of the
+/// file needs no right that its mode gives.
+pub const OPENS_AGAIN: u64 = 1;
 /// `Attach`: while the client holds locks, it calls every few seconds; its locks are not kept when it is silent for
 /// [`FILE_LEASE_TIME`](crate::limits::FILE_LEASE_TIME).
 pub const FLAG_RENEWS_LOCKS: u32 = 1024;

@@ -62,7 +62,9 @@ pub use self::report::ClientReport;
 use self::slots::{SlotPool, SlotUse};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
-use super::wire::{Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes, SET_SIZE};
+use super::wire::{
+    Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes, OPENS_AGAIN, SET_SIZE,
+};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_LOST_AFTER, FILE_NODES_RELEASED_MAX};
 
 /// No arguments.
@@ -500,7 +502,8 @@ impl Client {
         let method = if directory { Method::OpenDirectory } else { Method::Open };
         // What made it, or emptied it, was done.
         let done = rustix::fs::OFlags::CREATE | rustix::fs::OFlags::EXCL | rustix::fs::OFlags::TRUNC;
-        let arguments = Arguments { node: U64::new(node), flags: U32::new(flags & !done.bits()), ..for_user(caller) };
+        let (node, flags, extra) = (U64::new(node), U32::new(flags & !done.bits()), U64::new(OPENS_AGAIN));
+        let arguments = Arguments { node, extra, flags, ..for_user(caller) };
         let reply = self.connection.call_on(live.session, method, &arguments, &groups_of(caller), None)?;
         let name = handle_of(&reply).map_err(|error| Failure::Call(error.into()))?;
         let opened = Remote { epoch: live.epoch, name };

@@ -25,6 +25,7 @@ use super::descriptors::check_room;
 use super::leases::{Act, Changer, Named, Parked};
 use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
+use super::reopening::Reopening;
 use super::replies::SlotUse;
 use super::table::{Client, Handle, Node, Open};
 use super::workers::{Work, has_rights_of_server};
@@ -71,7 +72,7 @@ impl<'a> Asked<'a> {
     }
 
     /// Whose rights the call has.
-    fn user(&self, node: &Node) -> Result<User, CallError> {
+    pub(super) fn user(&self, node: &Node) -> Result<User, CallError> {
         let user = node.share.acting().user(|| {
             let groups = self.groups.as_chunks::<4>().0.iter().map(|group| u32::from_le_bytes(*group));
             User { uid: self.arguments.uid.get(), gid: self.arguments.gid.get(), groups: groups.collect() }
@@ -346,9 +347,9 @@ impl Shares {
                     // A device or a FIFO is the client's machine's to open, never this one's.
                     return Err(Errno::OPNOTSUPP.into());
                 }
-                open(asked, this, client.opening(&node)?)
+                open(asked, this, client.opening(&node)?)?
             }
-            Method::OpenDirectory => open_directory(this),
+            Method::OpenDirectory => open_directory(asked, this)?,
             Method::CreateUnnamed => {
                 let opening = client.opening(&node)?;
                 // One that may never get a name gets no link.
@@ -402,21 +403,22 @@ fn given_up(client: &Client, asked: &Asked<'_>) -> Vec<FileId> {
 }
 
 /// Opens a file, and reads its first bytes, if the call asks for them.
-fn open(asked: &Asked<'_>, this: Arc<Node>, opening: Opening) -> Work {
-    let flags = asked.arguments.flags.get();
+fn open(asked: &Asked<'_>, this: Arc<Node>, opening: Opening) -> Result<Work, CallError> {
+    let (flags, reopening) = (asked.arguments.flags.get(), Reopening::of(asked, &this)?);
     let wanted = usize::try_from(asked.arguments.len.get()).unwrap_or(usize::MAX).min(FILE_OPEN_BYTES_MAX);
-    Box::new(move || {
+    Ok(Box::new(move || {
         check_room()?;
-        let open = || tree::open(this.fd.as_fd(), flags);
+        let open = || reopening.open(this.fd.as_fd(), || tree::open(this.fd.as_fd(), flags));
         opening.open(this.id, open, |file| tree::first_bytes(file, wanted))
-    })
+    }))
 }
 
-fn open_directory(this: Arc<Node>) -> Work {
-    Box::new(move || {
+fn open_directory(asked: &Asked<'_>, this: Arc<Node>) -> Result<Work, CallError> {
+    let reopening = Reopening::of(asked, &this)?;
+    Ok(Box::new(move || {
         check_room()?;
-        Ok(Outcome::Directory(tree::open_directory(this.fd.as_fd())?))
-    })
+        Ok(Outcome::Directory(reopening.open(this.fd.as_fd(), || tree::open_directory(this.fd.as_fd()))?))
+    }))
 }
 
 fn look_up(this: Arc<Node>, name: CString) -> Work {

@@ -19,6 +19,7 @@ mod open_files;
 mod outcome;
 mod recovery;
 mod refusals;
+mod reopening;
 mod replies;
 mod sessions;
 mod silence;

@@ -77,6 +77,11 @@ pub(super) fn attributes(fd: impl AsFd) -> Result<Attributes, Errno> {
     Ok(known(&rustix::fs::statx(fd, c"", AtFlags::EMPTY_PATH, what_counts())?).0)
 }
 
+/// The owner of a file.
+pub(super) fn owner(fd: impl AsFd) -> Option<u32> {
+    attributes(fd).ok().map(|attributes| attributes.uid.get())
+}
+
 /// What a descriptor that opens nothing names.
 pub(super) fn found(fd: OwnedFd) -> Result<Found, Errno> {
     let counted = Counted::take().ok_or(Errno::NFILE)?;
