@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-use byway_e2e::{LIMIT, MountRig, SmallDisk, lacks_mounts, until};
+use byway_e2e::{LIMIT, Mount, MountRig, SmallDisk, lacks_mounts, until};
 use rustix::io::Errno;
 
 fn is_errno(error: &std::io::Error, errno: Errno) -> bool {
@@ -51,46 +52,58 @@ fn append(log: &Path, stop: &AtomicBool, done: &AtomicU32) -> Records {
     records
 }
 
-/// Makes, renames and removes directories: each name once.
+/// Makes, renames and removes directories, and makes and removes files: each name once.
 fn rename(folder: &Path, stop: &AtomicBool, done: &AtomicU32) -> (BTreeSet<PathBuf>, BTreeSet<PathBuf>) {
     let (mut there, mut unknown) = (BTreeSet::new(), BTreeSet::new());
     for number in 0u32.. {
         if stop.load(Ordering::Acquire) {
             break;
         }
-        let [made, moved] = ["made", "moved"].map(|name| folder.join(format!("{name}{number}")));
-        let steps: [&dyn Fn() -> std::io::Result<()>; 3] =
-            [&|| std::fs::create_dir(&made), &|| std::fs::rename(&made, &moved), &|| {
-                if number % 2 == 0 { std::fs::remove_dir(&moved) } else { Ok(()) }
-            }];
+        let [made, moved, file] = ["made", "moved", "file"].map(|name| folder.join(format!("{name}{number}")));
+        let steps: [&dyn Fn() -> std::io::Result<()>; 5] = [
+            &|| std::fs::create_dir(&made),
+            &|| std::fs::rename(&made, &moved),
+            &|| if number % 2 == 0 { std::fs::remove_dir(&moved) } else { Ok(()) },
+            &|| File::create_new(&file).map(drop),
+            &|| std::fs::remove_file(&file),
+        ];
         if steps.iter().all(|step| known(step(), "a change of names")) {
             there.extend((number % 2 == 1).then_some(moved));
         } else {
-            unknown.extend([made, moved]);
+            unknown.extend([made, moved, file]);
         }
         done.fetch_add(1, Ordering::Release);
     }
     (there, unknown)
 }
 
-#[test]
-fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
-    if lacks_mounts() {
-        return;
+/// Ends the programs of a mount, also if the test fails beside them.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
     }
-    let kills = if std::env::var_os("BYWAY_LONG").is_some() { 100 } else { 20 };
-    let rig = MountRig::new(",users=squash:0");
-    let mut server = rig.serve();
-    let (mount, other) = (rig.mount("mount", &rig.unix(), &[]), rig.mount("other", &rig.unix(), &[]));
+}
+
+/// What the programs of a mount did.
+struct Work {
+    records: Records,
+    /// Names that there are, and that there may be.
+    there: BTreeSet<PathBuf>,
+    unknown: BTreeSet<PathBuf>,
+}
+
+/// Appends to `log` and changes names in `names`, and restarts the server so many times meanwhile.
+fn work_beside_restarts(mount: &Mount, restarts: u32, mut restart: impl FnMut(u32)) -> Work {
     std::fs::create_dir(mount.path("names")).unwrap();
-    let locked = File::create(mount.path("locked")).unwrap();
-    locked.lock().unwrap();
     let (stop, done) = (AtomicBool::new(false), [0; 2].map(AtomicU32::new));
     let (records, (there, unknown)) = std::thread::scope(|scope| {
         let appender = scope.spawn(|| append(&mount.path("log"), &stop, &done[0]));
         let renamer = scope.spawn(|| rename(&mount.path("names"), &stop, &done[1]));
-        for round in 0..kills {
-            // Both have gone on with the server before it is killed, somewhere in what they do then.
+        let stopping = Stop(&stop);
+        for round in 0..restarts {
+            // Both have gone on with the server before it ends, somewhere in what they do then.
             let before = done.each_ref().map(|done| done.load(Ordering::Acquire));
             let went_on = || {
                 let is_over = appender.is_finished() || renamer.is_finished();
@@ -98,35 +111,108 @@ fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
                 (all || is_over).then_some(())
             };
             until(Instant::now() + LIMIT, "work under the server", went_on);
-            std::thread::park_timeout(Duration::from_micros(round * 7919 % 20_000));
-            server.kill();
-            server = rig.serve();
+            std::thread::park_timeout(Duration::from_micros(u64::from(round) * 7919 % 20_000));
+            restart(round);
         }
-        stop.store(true, Ordering::Release);
+        drop(stopping);
         (appender.join().unwrap(), renamer.join().unwrap())
     });
-    let log = std::fs::read(rig.below().join("log")).unwrap();
+    Work { records, there, unknown }
+}
+
+/// The numbers of the records that there are, in their order.
+fn numbers_in(log: &Path) -> Vec<u32> {
+    let log = std::fs::read(log).unwrap();
     let (chunks, rest) = log.as_chunks::<4>();
-    let numbers: Vec<u32> = chunks.iter().map(|number| u32::from_le_bytes(*number)).collect();
+    assert!(rest.is_empty(), "whole records");
+    chunks.iter().map(|number| u32::from_le_bytes(*number)).collect()
+}
+
+fn names_in(folder: &Path) -> BTreeSet<PathBuf> {
+    std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// Kills the server of a share with these options again and again, under programs that append, change names, have a lock, and have a
+/// file open that was removed. It is its user's, and its mode forbids all.
+fn kill_again_and_again(options: &'static str, kills: u32) {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(options);
+    std::fs::set_permissions(rig.below(), PermissionsExt::from_mode(0o777)).unwrap();
+    let mut server = rig.serve();
+    let (mount, other) = (rig.mount("mount", &rig.unix(), &[]), rig.mount("other", &rig.unix(), &[]));
+    let locked = File::create(mount.path("locked")).unwrap();
+    locked.lock().unwrap();
+    let removed =
+        File::options().read(true).write(true).create_new(true).mode(0o000).open(mount.path("removed")).unwrap();
+    std::fs::remove_file(mount.path("removed")).unwrap();
+    let Work { records, there, unknown } = work_beside_restarts(&mount, kills, |round| {
+        server.kill();
+        server = rig.serve();
+        removed.write_all_at(&round.to_le_bytes(), u64::from(round) * 4).unwrap();
+    });
+    let numbers = numbers_in(&rig.below().join("log"));
     let found: BTreeSet<u32> = numbers.iter().copied().collect();
-    assert!(rest.is_empty() && found.len() == numbers.len(), "each record once");
+    assert!(found.len() == numbers.len(), "each record once");
     assert!(records.synced.is_subset(&found), "what was synced is there");
     // The machine went on, so what was answered is there as well, and nothing that was not asked for.
     assert!(records.written.is_subset(&found));
     assert!(found.iter().all(|number| records.written.contains(number) || records.unknown.contains(number)));
-    let names = std::fs::read_dir(mount.path("names")).unwrap().map(|entry| entry.unwrap().path());
-    let names: BTreeSet<PathBuf> = names.collect();
+    let names = names_in(&mount.path("names"));
     assert!(there.is_subset(&names), "{there:?}");
     assert!(names.iter().all(|name| there.contains(name) || unknown.contains(name)));
+    let mut text = Vec::new();
+    (&removed).read_to_end(&mut text).unwrap();
+    assert_eq!(text, (0..kills).flat_map(u32::to_le_bytes).collect::<Vec<_>>());
     // The lock was held all the time.
     let wanted = File::open(other.path("locked")).unwrap();
     assert!(matches!(wanted.try_lock_shared(), Err(TryLockError::WouldBlock)));
     (&locked).write_all(b"still mine").unwrap();
     locked.unlock().unwrap();
     wanted.try_lock_shared().unwrap();
-    drop((locked, wanted));
+    drop((locked, wanted, removed));
     mount.unmount();
     other.unmount();
+}
+
+fn restarts(usual: u32) -> u32 {
+    if std::env::var_os("BYWAY_LONG").is_some() { 100 } else { usual }
+}
+
+#[test]
+fn a_server_that_is_killed_again_and_again_loses_and_doubles_nothing() {
+    kill_again_and_again(",users=squash:0", restarts(20));
+}
+
+#[test]
+fn the_same_where_mounts_have_leases() {
+    kill_again_and_again(",users=squash:0,writers=exclusive", restarts(10));
+}
+
+#[test]
+fn the_same_for_a_user_who_is_not_root() {
+    kill_again_and_again(",users=squash:4711", restarts(10));
+}
+
+/// A server that ends in an orderly way answers what it has begun, and says that it has not begun the rest.
+#[test]
+fn no_change_fails_when_a_server_ends_in_an_orderly_way() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let mut server = rig.serve();
+    let mount = rig.mount("mount", &rig.unix(), &[]);
+    let Work { records, there, unknown } = work_beside_restarts(&mount, restarts(20), |_| {
+        server.terminate();
+        server = rig.serve();
+    });
+    assert!(records.unknown.is_empty(), "appends: {:?}", records.unknown);
+    assert!(unknown.is_empty(), "changes of names: {unknown:?}");
+    assert!(numbers_in(&rig.below().join("log")).into_iter().eq(records.written), "each record once");
+    assert_eq!(names_in(&mount.path("names")), there);
+    mount.unmount();
 }
 
 #[test]
