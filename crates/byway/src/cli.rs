@@ -23,6 +23,7 @@ use crate::far::{self, FarArguments};
 use crate::help;
 use crate::inspect::{self, InfoArguments, LsArguments};
 use crate::lend::LendSpec;
+use crate::mount::helper::Helper;
 use crate::mount::{self, MountArguments, UmountArguments};
 use crate::node::Measuring;
 use crate::opener;
@@ -255,8 +256,8 @@ fn refuse_unnamed(text: &str) -> Result<String, String> {
 pub fn run() -> ExitCode {
     byway_reactor::ignore_file_size_signal();
     let mut words = std::env::args_os();
-    if mount::helper::is_called(words.next().as_deref()) {
-        return mount_for_mount(words);
+    if let Some(helper) = mount::helper::called(words.next().as_deref()) {
+        return help_mount(helper, words);
     }
     let cli = Cli::parse();
     // The server of a demonstration is no news: its clients come and go.
@@ -304,9 +305,9 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// `mount.byway`: goes on as `byway mount`.
-fn mount_for_mount(words: std::env::ArgsOs) -> ExitCode {
-    match mount::helper::run(words) {
+/// `mount.byway` and `umount.fuse.byway`: goes on as `byway mount` or `byway umount`.
+fn help_mount(helper: Helper, words: std::env::ArgsOs) -> ExitCode {
+    match mount::helper::run(helper, words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             output::note(harmless(&error.to_string()));

@@ -59,11 +59,16 @@ Each client sees the writes of the others at once. A mount caches only attribute
 writers=exclusive. While the server cannot be reached, calls wait; after
 --wait seconds they fail with EIO.
 
+byway umount returns when the server has made durable what was written and not synced. sync(1) and umount(8) do not; mount units
+of systemd do with a link /sbin/umount.fuse.byway to this program. If the server is away, the unmount succeeds, and byway umount and the process of the mount
+end with status 1.
+
 With --takeover the process is the successor of another one that serves the mount: after an upgrade of byway, for example. Programs keep
 open files, locks and working folders. If it fails, the other process goes on.
 
 Exit status:
-  0 after the unmount or a takeover, or with --background once the mount works. 1 if the mount failed. 2 for an invalid command line.";
+  0 after the unmount or a takeover, or with --background once the mount works. 1 if the mount failed, or if what was written may not be
+  durable at the server. 2 for an invalid command line.";
 
 /// Of `byway run`.
 pub(crate) const RUN: &str = "\

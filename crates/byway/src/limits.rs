@@ -38,6 +38,9 @@ pub const MOUNT_LOCKS_WAITING_MAX: usize = 64;
 /// Threads of a mount's process that answer on its socket: one may hand the mount over while another one tells how it is.
 pub const MOUNT_CONTROL_THREADS: usize = 2;
 
+/// Commands that a mount's process tells of the mount's end.
+pub const MOUNT_ENDS_AWAITED_MAX: usize = 16;
+
 /// Bytes of a question to a mount's process, and of its answer.
 pub const MOUNT_ANSWER_BYTES_MAX: u64 = 64 << 10;
 

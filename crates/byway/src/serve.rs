@@ -30,7 +30,7 @@ use crate::control::{self, Asker, Order};
 use crate::lend::LendSpec;
 use crate::listening::{self, Endpoint, SocketFiles};
 use crate::memory::{default_mapped_bytes, memory_bytes};
-use crate::node::{Measuring, Node, NodeOptions, Replaced, StartError};
+use crate::node::{Measuring, Node, NodeOptions, Replaced, StartError, boot};
 use crate::opener::{Files, PrivilegedOpener};
 use crate::reload::{self, Patience, Plan, ReloadError, Retired, Served, Summary};
 use crate::supervisor::Supervisor;
@@ -134,7 +134,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     let tls = server_tls(configuration.tls.as_ref(), &|path| std::fs::File::open(path))?;
     let (http, ctl) = (configuration.admitted_http()?, configuration.control_socket.clone());
     // Read before the node is confined. The limit is set before its loops start, which ask for it then.
-    let memory = memory_bytes();
+    let (memory, boot) = (memory_bytes(), boot());
     let mapped_bytes = configuration.mapped_bytes.or_else(|| memory.map(default_mapped_bytes));
     let mut sockets = Sockets::default();
     let native = listening::open_all(&listeners.native, &mut sockets.files)?;
@@ -157,7 +157,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
         // Nobody listens only when the node is ending anyway.
         let _ = loop_events.send(Event::LoopEnded);
     });
-    let node = Node::start(NodeOptions { measuring, on_failure, ..options })?;
+    let node = Node::start(NodeOptions { boot, measuring, on_failure, ..options })?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -503,6 +503,7 @@ fn node_options(
         tls,
         allow: configuration.allow.clone(),
         slow_us: configuration.slow_us,
+        boot: None,
         measuring: Measuring::default(),
         on_failure: Arc::new(|| ()),
     }

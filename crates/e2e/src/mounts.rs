@@ -212,6 +212,20 @@ impl Mount {
         let ended = until(Instant::now() + LIMIT, "the end of the mount's process", end);
         assert!(ended.success(), "{}", self.log());
     }
+
+    /// Unmounts it without a server, though something was not synced, and waits for the end of its process: both say so.
+    ///
+    /// # Panics
+    /// If it cannot be unmounted, or a status says that all is durable.
+    pub fn unmount_unsynced(mut self) {
+        let told = run(&binary(), &["umount", &self.at.display().to_string()]);
+        let said = String::from_utf8_lossy(&told.stderr);
+        let is_told = said.contains("is unmounted, but") && said.contains("may not be durable");
+        assert!(told.status.code() == Some(1) && is_told, "{said}");
+        let end = || self.child.try_wait().expect("it was started");
+        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", end);
+        assert!(ended.code() == Some(1) && self.log().contains("may not be durable"), "{ended}: {}", self.log());
+    }
 }
 
 impl Drop for Mount {

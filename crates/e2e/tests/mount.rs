@@ -250,7 +250,7 @@ fn a_mount_without_a_server_fails_by_name_and_goes() {
     server.kill();
     let lost = std::fs::metadata(mount.path("file")).unwrap_err();
     assert_eq!(lost.raw_os_error(), Some(rustix::io::Errno::IO.raw_os_error()));
-    mount.unmount();
+    mount.unmount_unsynced();
     let refused = run(&binary(), &["mount", &rig.unix(), &rig.path("mount").display().to_string()]);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success() && said.contains("cannot connect"), "{said}");

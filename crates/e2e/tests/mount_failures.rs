@@ -350,7 +350,7 @@ fn a_mount_goes_while_its_server_is_away() {
     assert!(is_errno(&lost, Errno::IO), "{lost}");
     assert!(is_errno(&file.write_all(b"behind").unwrap_err(), Errno::IO));
     drop(file);
-    busy.unmount();
+    busy.unmount_unsynced();
 }
 
 #[test]
@@ -378,7 +378,7 @@ fn a_share_whose_folder_is_removed_says_so_and_harms_no_other() {
     assert!(is_errno(&other, Errno::IO), "{other}");
     assert_eq!(std::fs::read_dir(rig.below()).unwrap().count(), 0);
     drop(file);
-    mount.unmount();
+    mount.unmount_unsynced();
     let again = rig.mount("again", &rig.unix(), &[]);
     std::fs::write(again.path("file"), "new").unwrap();
     assert_eq!(std::fs::read(rig.below().join("file")).unwrap(), b"new");

@@ -194,7 +194,7 @@ pub const FILE_USERS_MAPPED_MAX: usize = 16_384;
 /// How long a call on a file may take while the server is alive; then it fails.
 pub const FILE_CALL_TIME_MAX: Duration = Duration::from_mins(2);
 
-/// The same for calls that write out, copy or free much of a file: `Sync`, `Allocate`, `CopyRange`, `SetAttributes`.
+/// The same for calls that write out, copy or free much: `Sync`, `SyncShare`, `Allocate`, `CopyRange`, `SetAttributes`.
 pub const FILE_LONG_CALL_TIME_MAX: Duration = Duration::from_mins(30);
 
 /// How long a client of files tries to reach its server before calls fail with `EIO`.

@@ -255,6 +255,7 @@ fn start(spec: &VolumeSpec, workplace: &Workplace, io: IoChoice) -> Result<Node,
         tls: ServerTls::Off,
         allow: Vec::new(),
         slow_us: u64::MAX,
+        boot: None,
         measuring: Measuring::default(),
         // What it measures fails then, and says so.
         on_failure: Arc::new(|| ()),

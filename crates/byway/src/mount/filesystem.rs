@@ -24,6 +24,7 @@ use super::counters::Counters;
 use super::groups::groups_of;
 use super::locks::Locks;
 use super::mapped::{CallWrite, MappedFiles};
+use super::umount::Durability;
 
 /// Reads and writes ask the server, also at once.
 const OPENED: u32 = open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES;
@@ -60,6 +61,7 @@ pub(super) struct Mounted {
     stale: StalePages,
     pub(super) mapped: Arc<MappedFiles>,
     pub(super) counters: Arc<Counters>,
+    pub(super) durability: Durability,
 }
 
 /// An entry that the kernel asks for again each time.
@@ -72,8 +74,9 @@ impl Mounted {
     /// No threads.
     pub(super) fn new(client: Arc<Client>) -> std::io::Result<Self> {
         let stale = StalePages::start(&client)?;
-        let (locks, mapped, counters) = (Arc::default(), Arc::default(), Arc::default());
-        Ok(Self { client, locks, stale, mapped, counters })
+        let (locks, mapped) = (Arc::default(), Arc::default());
+        let (counters, durability) = (Arc::default(), Durability::default());
+        Ok(Self { client, locks, stale, mapped, counters, durability })
     }
 
     /// The threads that drop stale pages.
@@ -458,6 +461,6 @@ impl Filesystem for Mounted {
     }
 
     fn ended(&self) {
-        self.client.close();
+        self.end();
     }
 }

@@ -1,4 +1,5 @@
-//! `mount.byway`: what mount(8) calls for `mount -t byway`, and for fstab. It is a link to this program.
+//! `mount.byway`: what mount(8) calls for `mount -t byway`, and for fstab. `umount.fuse.byway`: what umount(8) calls with `-c`, as
+//! systemd calls it; without, it asks for the helper of all of FUSE. Both are links to this program.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -7,7 +8,10 @@ use std::path::Path;
 use std::process::Command;
 
 /// The name by which mount(8) looks for a helper.
-const NAME: &str = "mount.byway";
+const MOUNT: &str = "mount.byway";
+
+/// That of umount(8), which has the kernel's type of the mount.
+const UMOUNT: &str = "umount.fuse.byway";
 
 /// Options of mount(8) itself, and those that hold for each mount of a share.
 const IGNORED: [&str; 22] = [
@@ -53,6 +57,9 @@ pub enum HelperError {
     /// Not as mount(8) calls a helper.
     #[error("mount.byway is for mount(8): mount -t byway byway://HOST/SHARE DIRECTORY [-o OPTIONS]")]
     Usage,
+    /// Not as umount(8) calls a helper.
+    #[error("umount.fuse.byway is for umount(8): umount DIRECTORY")]
+    UmountUsage,
     /// An option that has no meaning here.
     #[error(
         "unknown mount option `{0}`; byway has ro, noexec, allow_other, default_permissions, wait=SECONDS, tls_ca=FILE, tls_certificate=FILE, \
@@ -63,23 +70,84 @@ pub enum HelperError {
     #[error("mount option `{0}`: set-user-ID bits and device nodes of a share never count; leave it out")]
     Privilege(String),
     /// The program.
-    #[error("cannot start byway: {0}")]
+    #[error("cannot start the program: {0}")]
     Start(io::Error),
 }
 
-/// Whether the program was called by the helper's name.
-pub(crate) fn is_called(name: Option<&OsStr>) -> bool {
-    name.and_then(|name| Path::new(name).file_name()).is_some_and(|name| name == NAME)
+/// A helper as which the program was called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Helper {
+    /// Of mount(8).
+    Mount,
+    /// Of umount(8).
+    Umount,
 }
 
-/// Becomes `byway mount --background` with these arguments of mount(8), without the program's name. Returns if there is nothing to do.
+/// Whether the program was called by a helper's name.
+pub(crate) fn called(name: Option<&OsStr>) -> Option<Helper> {
+    let name = Path::new(name?).file_name()?;
+    [(MOUNT, Helper::Mount), (UMOUNT, Helper::Umount)]
+        .into_iter()
+        .find(|(helper, _)| name == *helper)
+        .map(|(_, helper)| helper)
+}
+
+/// Becomes what these arguments of mount(8) or umount(8), without the program's name, stand for. Returns if there is nothing to do.
 ///
 /// # Errors
 /// See [`HelperError`].
-pub(crate) fn run(arguments: impl Iterator<Item = OsString>) -> Result<(), HelperError> {
-    let Some(arguments) = translate(arguments)? else { return Ok(()) };
-    let program = std::env::current_exe().map_err(HelperError::Start)?;
-    Err(HelperError::Start(Command::new(program).arg0("byway").args(arguments).exec()))
+pub(crate) fn run(helper: Helper, arguments: impl Iterator<Item = OsString>) -> Result<(), HelperError> {
+    let mut command = match helper {
+        Helper::Mount => {
+            let Some(arguments) = translate(arguments)? else { return Ok(()) };
+            this_program(arguments)?
+        }
+        Helper::Umount => match translate_umount(arguments)? {
+            Umount::Byway(arguments) => this_program(arguments)?,
+            Umount::Kernel(arguments) => {
+                let mut umount = Command::new("umount");
+                umount.args(arguments);
+                umount
+            }
+        },
+    };
+    Err(HelperError::Start(command.exec()))
+}
+
+fn this_program(arguments: Vec<OsString>) -> Result<Command, HelperError> {
+    let mut program = Command::new(std::env::current_exe().map_err(HelperError::Start)?);
+    program.arg0("byway").args(arguments);
+    Ok(program)
+}
+
+/// What umount(8) stands for.
+#[derive(Debug, PartialEq, Eq)]
+enum Umount {
+    /// `byway` with these arguments.
+    Byway(Vec<OsString>),
+    /// umount(8) itself, without its helper: it has what byway lacks.
+    Kernel(Vec<OsString>),
+}
+
+fn translate_umount(mut arguments: impl Iterator<Item = OsString>) -> Result<Umount, HelperError> {
+    let (mut places, mut flags) = (Vec::new(), String::new());
+    while let Some(argument) = arguments.next() {
+        match argument.to_str() {
+            Some("-t") => drop(arguments.next().ok_or(HelperError::UmountUsage)?),
+            Some(more) if more.len() > 1 && more.starts_with('-') => flags.push_str(&more[1..]),
+            _ => places.push(argument),
+        }
+    }
+    let [directory] = <[OsString; 1]>::try_from(places).map_err(|_| HelperError::UmountUsage)?;
+    if flags.contains(|flag| !"flnrv".contains(flag)) {
+        return Err(HelperError::UmountUsage);
+    }
+    // The kernel ends calls that wait for the server (-f), or makes the mount read-only (-r).
+    if flags.contains(['f', 'r']) {
+        return Ok(Umount::Kernel(vec!["-i".into(), format!("-{flags}").into(), "--".into(), directory]));
+    }
+    let lazy = flags.contains('l').then(|| "--lazy".into());
+    Ok(Umount::Byway(["umount".into()].into_iter().chain(lazy).chain(["--".into(), directory]).collect()))
 }
 
 /// The arguments of `byway`; `None` if nothing is to be done (`mount -f`).
@@ -172,8 +240,24 @@ mod tests {
     }
 
     #[test]
-    fn the_program_is_the_helper_by_its_name_alone() {
-        assert!(is_called(Some("/sbin/mount.byway".as_ref())) && is_called(Some("mount.byway".as_ref())));
-        assert!(!is_called(Some("/usr/bin/byway".as_ref())) && !is_called(None));
+    fn what_umount_passes_becomes_an_umount() {
+        let words = |words: &str| words.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let translated = |text: &str| translate_umount(words(text).into_iter());
+        for (passed, becomes) in [("/mnt", "umount -- /mnt"), ("/mnt -n -l -v -t fuse.byway", "umount --lazy -- /mnt")]
+        {
+            assert_eq!(translated(passed).unwrap(), Umount::Byway(words(becomes)));
+        }
+        assert_eq!(translated("/mnt -f -l -t fuse.byway").unwrap(), Umount::Kernel(words("-i -fl -- /mnt")));
+        for refused in ["/mnt /more", "-l", "/mnt -N"] {
+            assert!(matches!(translated(refused), Err(HelperError::UmountUsage)), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_program_is_a_helper_by_its_name_alone() {
+        let called = |name: &str| called(Some(name.as_ref()));
+        assert_eq!([called("/sbin/mount.byway"), called("mount.byway")], [Some(Helper::Mount); 2]);
+        assert_eq!(called("/sbin/umount.fuse.byway"), Some(Helper::Umount));
+        assert_eq!([called("/usr/bin/byway"), super::called(None)], [None; 2]);
     }
 }

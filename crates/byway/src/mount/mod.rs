@@ -15,6 +15,7 @@ mod nowhere;
 mod registry;
 mod status;
 mod takeover;
+mod umount;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -23,7 +24,7 @@ use std::time::{Duration, SystemTime};
 use byway_frontend::fuse::mount::{MountError, MountOptions, mount, set_read_ahead, unmount};
 use byway_frontend::fuse::session::Wishes;
 use byway_frontend::fuse::{Driver, DriverError};
-use byway_service::file::client::{Client, ClientOptions};
+use byway_service::file::client::{Client, ClientOptions, NotDurable};
 use clap::Args;
 
 use self::cached::Kernel;
@@ -34,6 +35,7 @@ use self::registry::MountSocket;
 pub use self::status::MountStatus;
 pub(crate) use self::status::print as print_status;
 use self::takeover::{Predecessor, TakeoverError};
+pub use self::umount::{UmountArguments, umount};
 use crate::limits::{MOUNT_READ_AHEAD_BYTES, MOUNT_THREADS};
 use crate::remote::RemoteUri;
 use crate::share_uri::{ShareUriError, client_options, share_of};
@@ -103,16 +105,6 @@ pub enum MountOption {
     DefaultPermissions,
 }
 
-/// The flags of `byway umount`.
-#[derive(Args, Debug)]
-pub struct UmountArguments {
-    /// Mount point
-    pub directory: PathBuf,
-    /// Detach the mount at once, also if it is in use; it ends when its last file is closed
-    #[arg(long)]
-    pub lazy: bool,
-}
-
 /// Why a share is not mounted.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
@@ -157,6 +149,22 @@ pub enum CommandError {
     /// No mount is there.
     #[error("no process of yours serves a mount on {}; `byway mount --list` shows them", .0.display())]
     NoMount(PathBuf),
+    /// The mount has ended, and the server may lose what was written.
+    #[error("{uri}: what was written through the mount may not be durable: {source}")]
+    NotDurable {
+        /// The share.
+        uri: String,
+        /// Why.
+        source: NotDurable,
+    },
+    /// The same, as the mount's process has told it.
+    #[error("{} is unmounted, but {reason}", directory.display())]
+    Unmounted {
+        /// Where it was.
+        directory: PathBuf,
+        /// What the process said.
+        reason: String,
+    },
     /// Standard output is gone.
     #[error("cannot print: {0}")]
     Print(std::io::Error),
@@ -175,15 +183,27 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     arguments.tls.check(uri.wants_tls()).map_err(ShareUriError::from)?;
     let lost_after = Duration::from_secs(arguments.wait);
     let options = ClientOptions { lost_after, renews_locks: true, ..client_options(uri, &arguments.tls)? };
-    let (driver, socket) = if arguments.takeover {
+    let Serving { driver, mounted, listening } = if arguments.takeover {
         take_over(uri, directory, options)?
     } else {
         begin(arguments, uri, directory, options)?
     };
     crate::output::line(format_args!("{READY}{}", directory.display()));
     driver.wait();
-    drop(socket);
-    Ok(())
+    let durable = mounted.durable().map_err(|source| CommandError::NotDurable { uri: uri.to_string(), source });
+    if let Some((control, socket)) = listening {
+        control.tell_end(durable.as_ref().copied());
+        drop(socket);
+    }
+    durable
+}
+
+/// A mount that works.
+struct Serving {
+    driver: Driver,
+    mounted: Mounted,
+    /// Its socket, which is missing where its folder cannot be had.
+    listening: Option<(Arc<MountControl>, MountSocket)>,
 }
 
 // A link's target never changes.
@@ -191,13 +211,13 @@ fn wishes() -> Wishes {
     Wishes { locks: true, cache_symlinks: true, applies_umask: true, ..Wishes::default() }
 }
 
-/// Mounts a share. The socket is missing where its folder cannot be had.
+/// Mounts a share.
 fn begin(
     arguments: &MountArguments,
     uri: &RemoteUri,
     directory: &Path,
     options: ClientOptions,
-) -> Result<(Driver, Option<MountSocket>), CommandError> {
+) -> Result<Serving, CommandError> {
     let client = Arc::new(Client::connect(options).map_err(|source| ShareUriError::client(uri, source))?);
     let is = |option| arguments.options.contains(&option);
     let is_last = |option: MountOption, opposite: MountOption| {
@@ -230,16 +250,12 @@ fn begin(
     keep_caches(&driver, &mounted)?;
     unmount_at_signals(directory.to_owned())?;
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    let socket = listen(&driver, mounted, (path, uri.to_string()), (since, 0));
-    Ok((driver, socket))
+    let listening = listen(&driver, mounted.clone(), (path, uri.to_string()), (since, 0));
+    Ok(Serving { driver, mounted, listening })
 }
 
 /// Goes on with the mount of another process.
-fn take_over(
-    uri: &RemoteUri,
-    directory: &Path,
-    options: ClientOptions,
-) -> Result<(Driver, Option<MountSocket>), CommandError> {
+fn take_over(uri: &RemoteUri, directory: &Path, options: ClientOptions) -> Result<Serving, CommandError> {
     let mut before = Predecessor::ask(directory, &uri.to_string())?;
     let path = registry::path_of(directory).unwrap_or_else(|_| directory.to_owned());
     // A process that works in its own mount would keep it from being unmounted.
@@ -262,8 +278,8 @@ fn take_over(
     if let Err(error) = unmount_at_signals(path.clone()) {
         tracing::error!(%error, "signals will end the mount's process without unmounting");
     }
-    let socket = listen(&driver, mounted, (path, uri.to_string()), history);
-    Ok((driver, socket))
+    let listening = listen(&driver, mounted.clone(), (path, uri.to_string()), history);
+    Ok(Serving { driver, mounted, listening })
 }
 
 /// Makes all that serves the mount, without answering any request.
@@ -288,11 +304,11 @@ fn listen(
     mounted: Mounted,
     (directory, uri): (PathBuf, String),
     (since, takeovers): (u64, u32),
-) -> Option<MountSocket> {
+) -> Option<(Arc<MountControl>, MountSocket)> {
     let driver = driver.control();
-    let handing_over = Mutex::new(());
-    let control = Arc::new(MountControl { mounted, driver, directory, uri, since, takeovers, handing_over });
-    let opened = MountSocket::bind().and_then(|socket| control::serve(&control, &socket).map(|()| socket));
+    let (handing_over, awaiting) = (Mutex::new(()), Mutex::default());
+    let control = Arc::new(MountControl { mounted, driver, directory, uri, since, takeovers, handing_over, awaiting });
+    let opened = MountSocket::bind().and_then(|socket| control::serve(&control, &socket).map(|()| (control, socket)));
     let no_socket = |error: &_| tracing::warn!(%error, "the mount has no socket: it is not listed, and no process can take it over");
     opened.inspect_err(no_socket).ok()
 }
@@ -340,12 +356,4 @@ fn unmount_at_signals(directory: PathBuf) -> Result<(), CommandError> {
     };
     std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(CommandError::Signals)?;
     Ok(())
-}
-
-/// Unmounts.
-///
-/// # Errors
-/// [`CommandError::Mount`].
-pub fn umount(arguments: &UmountArguments) -> Result<(), CommandError> {
-    Ok(unmount(&arguments.directory, arguments.lazy)?)
 }

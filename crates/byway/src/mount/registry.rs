@@ -32,6 +32,8 @@ pub(super) enum Question {
         /// The version that the asking process reads.
         version: u32,
     },
+    /// [`MountAnswer::Awaits`], and [`MountAnswer::Ended`] once the mount has ended.
+    AwaitEnd,
 }
 
 /// What it answers, a line of JSON.
@@ -44,6 +46,13 @@ pub(super) enum MountAnswer {
     Handover {
         /// Channels of the mount.
         channels: usize,
+    },
+    /// The end of the mount will be told.
+    Awaits,
+    /// The mount has ended.
+    Ended {
+        /// Why what was written may not be durable at the server.
+        not_durable: Option<String>,
     },
     /// No.
     Failed(String),

@@ -57,6 +57,8 @@ pub struct NodeOptions {
     pub allow: Vec<Cidr>,
     /// Operations that take longer at the store are remembered, in microseconds.
     pub slow_us: u64,
+    /// The machine's boot ([`boot`]), which a confined process cannot read.
+    pub boot: Option<u32>,
     /// For measurements.
     pub measuring: Measuring,
     /// Called when a loop ends that was not told to. Its clients have lost their connections then, and no other loop takes its
@@ -198,7 +200,7 @@ impl Node {
         let threads = options.threads.max(1);
         let options = Arc::new(options);
         let registry = Arc::new(Registry::new(instance_id()?));
-        let files = Arc::new(Recovery::new(registry.instance()));
+        let files = Arc::new(Recovery::new(in_boot(options.boot, registry.instance())));
         let loads = Arc::new(Loads::new(threads));
         let slow = Arc::new(SlowOperations::default());
         // The accepting loop starts last: it must know the others.
@@ -321,6 +323,19 @@ fn instance_id() -> Result<u64, StartError> {
     let mut bytes = [0; 8];
     getrandom::fill(&mut bytes).map_err(|error| StartError::Loop(std::io::Error::other(error.to_string())))?;
     Ok(u64::from_ne_bytes(bytes) | 1)
+}
+
+/// The same for clients of files, which also want to know whether the machine was started anew: the high half is the boot. Where that is not
+/// known, each process counts as one.
+fn in_boot(boot: Option<u32>, instance: u64) -> u64 {
+    boot.map_or(instance, |boot| u64::from(boot) << 32 | (instance & 0xffff_ffff))
+}
+
+/// Names the machine's boot, if the kernel does.
+pub fn boot() -> Option<u32> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    // It is random: 32 bits of it are enough.
+    u32::from_str_radix(name.get(..8)?, 16).ok()
 }
 
 /// Tells of the end of a loop's thread, also by a panic.

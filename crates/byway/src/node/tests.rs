@@ -29,6 +29,7 @@ fn options(volumes: &[&Arc<Volume>], nbd: Address) -> NodeOptions {
         nbd_options: NbdOptions::default(),
         allow: Vec::new(),
         slow_us: u64::MAX,
+        boot: None,
         measuring: Measuring::default(),
         on_failure: Arc::new(|| panic!("a loop ended")),
     }

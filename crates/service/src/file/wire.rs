@@ -88,6 +88,8 @@ pub enum Method {
     /// The removed files that the process before has kept for the client in the share of the node `node`, from inode number `offset`
     /// on: as `ReadDirectory` with nodes, without names. They are the client's until it forgets them.
     KeptFiles = 37,
+    /// Make durable what was changed in the share of the node `node`: data, names and attributes, also of files that are not open.
+    SyncShare = 38,
 }
 
 impl Method {
@@ -130,7 +132,7 @@ impl Method {
     /// The method of that number.
     pub fn from_number(number: u16) -> Option<Self> {
         use Method as M;
-        const ALL: [M; 37] = [
+        const ALL: [M; 38] = [
             M::Attach,
             M::List,
             M::LookUp,
@@ -168,6 +170,7 @@ impl Method {
             M::Recalls,
             M::ReclaimComplete,
             M::KeptFiles,
+            M::SyncShare,
         ];
         ALL.get(usize::from(number).checked_sub(1)?).copied()
     }
@@ -255,7 +258,7 @@ pub struct AttachResult {
     pub flags: U32,
     /// The longest read or write of one call, in bytes.
     pub transfer_max: U32,
-    /// Names this server process: another number than in an earlier session says that what was not synced may be lost.
+    /// Names this server process: after another number, what was not synced may be lost. The high half names the boot of its machine.
     pub instance: U64,
     /// Names what the process has of the client: another number than in an earlier session says that nodes, open files, locks and kept
     /// answers are gone; the same, that all is as it was.

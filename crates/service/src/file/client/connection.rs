@@ -460,7 +460,7 @@ impl ServerConnection {
         };
         let deadline = match method {
             Method::Lock => Deadline::NEVER,
-            Method::Sync | Method::Allocate | Method::CopyRange | Method::SetAttributes => {
+            Method::Sync | Method::SyncShare | Method::Allocate | Method::CopyRange | Method::SetAttributes => {
                 Deadline::after(self.left(self.times.long))
             }
             _ => Deadline::after(self.left(self.times.short)),

@@ -30,6 +30,9 @@ pub(super) struct Identity {
 }
 
 impl Identity {
+    /// No file's: there is no inode 0.
+    pub(super) const NONE: Self = Self { ino: 0, subvolume: 0, born: (0, 0) };
+
     pub(super) fn of(attributes: &Attributes) -> Self {
         let born = (attributes.born_s.get(), attributes.born_ns.get());
         Self { ino: attributes.ino.get(), subvolume: attributes.subvolume.get(), born }
@@ -120,7 +123,7 @@ pub(super) struct Table {
     by_identity: HashMap<Identity, u64>,
     by_name: HashMap<(u64, Vec<u8>), u64>,
     handles: HashMap<u64, Handle>,
-    unsynced: Unsynced,
+    pub(super) unsynced: Unsynced,
     pub(super) locks: HeldLocks,
     last: u64,
 }

@@ -38,6 +38,8 @@ fn serve(rpc: &Rpc, lasting: usize) {
             if held.len() > lasting {
                 held.drain(..).for_each(|token| _ = token.reply(0, &[], &[]));
             }
+        } else if request.method == Method::SyncShare as u16 {
+            request.token.reply(CallError::Errno(rustix::io::Errno::IO).status(), &[], &[]).unwrap();
         } else if request.method == Method::GetAttributes as u16 {
             request.token.reply(0, &[], entry.attributes.as_bytes()).unwrap();
         } else if request.method == Method::Forget as u16 {
@@ -68,6 +70,26 @@ fn a_call_that_is_late_fails_alone() {
         assert_eq!(client.sync(ME, handle, false), Ok(()));
         client.close_handle(handle);
         server.join().unwrap();
+    });
+}
+
+#[test]
+fn an_end_without_a_sync_says_why() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = Address::Unix(folder.path().join("socket"));
+    let rpc = Rpc::open_for(&NodeOptions::default(), vec![Shares::spoken(64)]).unwrap();
+    rpc.node().listen(&at).unwrap();
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| serve(&rpc, 0));
+        let client = Client::connect(ClientOptions::new(at, "share")).unwrap();
+        let asked = client.messages();
+        assert_eq!(client.make_durable(), Ok(()));
+        assert_eq!(client.messages(), asked, "nothing was changed");
+        client.table().changed(ROOT, 7, false);
+        assert_eq!(client.make_durable(), Err(NotDurable::Refused(Errno::IO)));
+        client.close();
+        server.join().unwrap();
+        assert_eq!(client.make_durable(), Err(NotDurable::NoAnswer));
     });
 }
 

@@ -10,6 +10,14 @@ use zerocopy::IntoBytes;
 use super::handover::record::{self, ATTRIBUTES, Head, MARKED};
 use super::table::Identity;
 
+/// Whether two server processes ran in the same boot of a machine: then its kernel still had what the first one had written.
+fn same_boot(one: u64, other: u64) -> bool {
+    one >> 32 == other >> 32
+}
+
+/// Stands for server processes of several boots: of whichever a sync comes, it does not speak for all of them.
+const SEVERAL_BOOTS: u64 = u64::MAX;
+
 /// What is known of a file.
 #[derive(Debug, Default)]
 struct File {
@@ -39,6 +47,8 @@ pub(super) struct Unsynced {
     files: HashMap<Identity, File>,
     changes: u64,
     losses: u64,
+    /// Changes of files whose entries were dropped, as of one file.
+    dropped: Option<Mark>,
     /// Entries of forgotten files are kept up to this many entries.
     max: usize,
     /// Entries at which those of unknown files are dropped next.
@@ -47,7 +57,7 @@ pub(super) struct Unsynced {
 
 impl Unsynced {
     pub(super) fn new(max: usize) -> Self {
-        Self { files: HashMap::new(), changes: 0, losses: 0, max, prune_at: max }
+        Self { files: HashMap::new(), changes: 0, losses: 0, dropped: None, max, prune_at: max }
     }
 
     /// The count of losses that a file opened now does not hear of: each was told to one that had the file open before.
@@ -71,7 +81,17 @@ impl Unsynced {
         (mark.change, mark.attributes) = (change, mark.attributes | attributes);
         if self.files.len() > self.prune_at {
             let before = self.files.len();
-            self.files.retain(|file, entry| known(file) && (entry.mark.is_some() || entry.lost_at > 0));
+            let dropped = &mut self.dropped;
+            self.files.retain(|file, entry| {
+                let keeps = known(file) && (entry.mark.is_some() || entry.lost_at > 0);
+                if let Some(mark) = entry.mark.filter(|_| !keeps) {
+                    let all = dropped.get_or_insert(mark);
+                    let of_one = same_boot(all.instance, mark.instance);
+                    all.instance = if of_one { all.instance } else { SEVERAL_BOOTS };
+                    all.change = all.change.max(mark.change);
+                }
+                keeps
+            });
             self.prune_at = self.max.max(self.files.len() * 2);
             let dropped = before - self.files.len();
             tracing::warn!(
@@ -102,18 +122,43 @@ impl Unsynced {
         Ok(entry.mark.map_or(0, |mark| mark.change))
     }
 
+    /// Begins a sync of all files at once, if one has changes that no sync has followed: gives the number of the last change, for
+    /// [`Unsynced::all_synced`].
+    pub(super) fn begin_all(&self) -> Option<u64> {
+        self.marks().next().map(|_| self.changes)
+    }
+
+    /// A sync of all files that began after that change, at that server process, was answered well. It speaks also for processes of the same
+    /// boot: the kernel had what they had written. Gives how many files have changes of another boot, which may be lost. Those of which the
+    /// entry was dropped count as one.
+    pub(super) fn all_synced(&mut self, change: u64, instance: u64) -> usize {
+        let stays = |mark: &Mark| mark.change > change || !same_boot(mark.instance, instance);
+        for entry in self.files.values_mut() {
+            entry.mark = entry.mark.filter(stays);
+        }
+        self.dropped = self.dropped.filter(stays);
+        self.files.retain(|_, entry| entry.mark.is_some() || entry.lost_at > 0);
+        self.marks().filter(|mark| !same_boot(mark.instance, instance)).count()
+    }
+
+    fn marks(&self) -> impl Iterator<Item = &Mark> {
+        self.files.values().filter_map(|entry| entry.mark.as_ref()).chain(&self.dropped)
+    }
+
     /// Writes what is known of files for another process, and counts them.
     pub(super) fn write(&self, head: &mut Head, bytes: &mut Vec<u8>) {
         (head.changes, head.losses) = (self.changes.into(), self.losses.into());
-        head.unsynced = (self.files.len() as u32).into();
-        for (file, File { mark, lost_at }) in &self.files {
+        let dropped = self.dropped.map(|mark| (Identity::NONE, Some(mark), 0));
+        let files = self.files.iter().map(|(file, File { mark, lost_at })| (*file, *mark, *lost_at));
+        head.unsynced = (self.files.len() as u32 + u32::from(dropped.is_some())).into();
+        for (file, mark, lost_at) in files.chain(dropped) {
             let flags = mark.map_or(0, |mark| MARKED | if mark.attributes { ATTRIBUTES } else { 0 });
             let record = record::Unsynced {
-                file: (*file).into(),
+                file: file.into(),
                 flags: flags.into(),
                 instance: mark.map_or(0, |mark| mark.instance).into(),
                 change: mark.map_or(0, |mark| mark.change).into(),
-                lost_at: (*lost_at).into(),
+                lost_at: lost_at.into(),
             };
             bytes.extend_from_slice(record.as_bytes());
         }
@@ -132,7 +177,10 @@ impl Unsynced {
             change: record.change.get(),
             attributes: flags & ATTRIBUTES != 0,
         });
-        self.files.insert(record.file.into(), File { mark, lost_at: record.lost_at.get() });
+        match record.file.into() {
+            Identity::NONE => self.dropped = mark,
+            file => _ = self.files.insert(file, File { mark, lost_at: record.lost_at.get() }),
+        }
     }
 
     /// A sync that began after that change was answered well.
@@ -149,11 +197,14 @@ impl Unsynced {
 
 #[cfg(test)]
 mod tests {
-    use zerocopy::FromZeros;
     use zerocopy::little_endian::U64;
+    use zerocopy::{FromBytes, FromZeros};
 
     use super::super::super::wire::Attributes;
     use super::*;
+
+    /// A process of another boot than 70, 80 and 90.
+    const BEFORE: u64 = 1 << 32;
 
     fn file(ino: u64) -> Identity {
         Identity::of(&Attributes { ino: U64::new(ino), ..Attributes::new_zeroed() })
@@ -216,6 +267,45 @@ mod tests {
         let change = unsynced.begin(file(2), 80, &mut seen).unwrap();
         unsynced.synced(file(2), change, true);
         assert_eq!(unsynced.begin(file(2), 90, &mut seen), Err(Lost), "attributes are no data");
+    }
+
+    #[test]
+    fn a_sync_of_all_files_speaks_for_those_of_its_boot() {
+        let mut unsynced = Unsynced::new(100);
+        assert_eq!(unsynced.begin_all(), None, "nothing to sync");
+        for (number, instance) in [(1, BEFORE), (2, BEFORE), (3, 70), (4, 80)] {
+            changed(&mut unsynced, number, instance);
+        }
+        let change = unsynced.begin_all().unwrap();
+        changed(&mut unsynced, 4, 80);
+        assert_eq!(unsynced.all_synced(change, 80), 2, "files 1 and 2 changed in another boot");
+        assert!(unsynced.begin(file(3), 90, &mut 0).is_ok(), "it is durable");
+        let change = unsynced.begin_all().unwrap();
+        assert_eq!(unsynced.all_synced(change, BEFORE), 1, "file 4 changed while the sync was under way");
+    }
+
+    #[test]
+    fn changes_of_dropped_files_are_synced_too_also_in_the_next_process() {
+        let mut before = Unsynced::new(0);
+        for (number, instance) in [(1, 80), (2, BEFORE), (3, 80)] {
+            before.changed(file(number), instance, false, |_| false);
+        }
+        assert!(before.files.is_empty());
+        let (mut head, mut bytes) = (Head::new_zeroed(), Vec::new());
+        before.write(&mut head, &mut bytes);
+        assert_eq!(head.unsynced.get(), 1);
+        let mut unsynced = Unsynced::new(100);
+        unsynced.take_over_counts(&head);
+        unsynced.take_over(&record::Unsynced::read_from_bytes(&bytes).unwrap());
+        let change = unsynced.begin_all().unwrap();
+        for instance in [80, BEFORE] {
+            assert_eq!(unsynced.all_synced(change, instance), 1, "some changed in another boot");
+        }
+        let mut unsynced = Unsynced::new(0);
+        unsynced.changed(file(1), 70, false, |_| false);
+        let change = unsynced.begin_all().unwrap();
+        assert_eq!(unsynced.all_synced(change, 80), 0);
+        assert_eq!(unsynced.begin_all(), None);
     }
 
     #[test]

@@ -359,6 +359,10 @@ impl Shares {
                     if can_have_names { opening.created_unnamed(created) } else { Ok(opening.created(created)) }
                 })
             }
+            Method::SyncShare => {
+                let point = client.sync_point(&node).ok_or(Errno::ACCESS)?;
+                Box::new(move || point.sync().map(|()| Outcome::Done))
+            }
             Method::StatFileSystem => Box::new(move || tree::stat_file_system(this.fd.as_fd())),
             Method::Access => Box::new(move || tree::access(this.fd.as_fd(), mode)),
             Method::ListXattrs => Box::new(move || tree::list_xattrs(this.fd.as_fd())),

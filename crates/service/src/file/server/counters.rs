@@ -92,7 +92,7 @@ impl Counted {
         let kind = match asked.method {
             M::Read => Kind::Read,
             M::Write => Kind::Write,
-            M::Sync => Kind::Sync,
+            M::Sync | M::SyncShare => Kind::Sync,
             method if method.changes() => Kind::Change,
             _ => Kind::Query,
         };

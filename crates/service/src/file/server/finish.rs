@@ -39,7 +39,7 @@ impl Shares {
             Outcome::Done => Ok((Vec::new(), Vec::new())),
             Outcome::Number(number) => Ok((number.to_le_bytes().to_vec(), Vec::new())),
             Outcome::Bytes(bytes) => Ok((self.grant_leases(session, (node.id, None), since), bytes)),
-            Outcome::Node(found) => {
+            Outcome::Node(found) | Outcome::Root(found, _) => {
                 let ids = (node.id, Some(found.id));
                 let entry = self.name(session, &node, found);
                 entry.map(|entry| (self.grant_leases(session, ids, since), entry))

@@ -1,15 +1,17 @@
 //! The result of a worker's call.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use byway_reactor::OpenFile;
+use rustix::io::Errno;
 
 use super::super::locks::FileId;
 use super::super::wire::Attributes;
 use super::descriptors::Counted;
 use super::leases::Named;
 use super::open_files::OpenMark;
+use super::tree::open_directory;
 
 /// A file that was found: a descriptor that names it and opens nothing (`O_PATH`), and what is known of it.
 #[derive(Debug)]
@@ -34,6 +36,31 @@ pub(super) struct Listed {
     pub(super) attributes: Option<Attributes>,
 }
 
+/// An open directory of a share. The kernel tells a failed write-back once to each descriptor that was open before: so a client has its
+/// own, from its attach on.
+#[derive(Debug)]
+pub(super) struct SyncPoint {
+    fd: OwnedFd,
+    _counted: Counted,
+}
+
+impl SyncPoint {
+    /// `None`: the server may not list the directory, or clients hold all descriptors that they may.
+    pub(super) fn open(root: &OwnedFd) -> Option<Self> {
+        let counted = Counted::take()?;
+        let fd = open_directory(root.as_fd()).ok()?;
+        Some(Self { fd, _counted: counted })
+    }
+
+    /// Makes durable what the file system has.
+    ///
+    /// # Errors
+    /// Of the file system; data that any client has written may be lost then.
+    pub(super) fn sync(&self) -> Result<(), Errno> {
+        if cfg!(feature = "drop-flushes") { Ok(()) } else { rustix::fs::syncfs(&self.fd) }
+    }
+}
+
 /// What came of a call.
 pub(super) enum Outcome {
     /// It is done.
@@ -44,6 +71,8 @@ pub(super) enum Outcome {
     Bytes(Vec<u8>),
     /// A node.
     Node(Found),
+    /// The root of a share, and what its file system is synced by, if the server may list the root.
+    Root(Found, Option<SyncPoint>),
     /// An open file, and its first bytes, as far as they were asked for.
     Opened(OpenFile, OpenMark, Vec<u8>),
     /// An open directory.

@@ -17,9 +17,10 @@ use super::super::wire::{
 };
 use super::calls::Asked;
 use super::leases::LeaseState;
-use super::outcome::{Found, Outcome};
+use super::outcome::{Found, Outcome, SyncPoint};
 use super::recovery::{Claim, Home};
 use super::table::Client;
+use super::workers::server_itself;
 use super::{FileRequest, FileRequestId, Shares, tree};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
@@ -65,9 +66,11 @@ impl Shares {
         let request = self.start(at, FileRequest::Attach { call: asked.call, attaching });
         let root = move || {
             let root = share.root().try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
-            Ok(Outcome::Node(tree::found(root?)?))
+            let point = SyncPoint::open(share.root());
+            Ok(Outcome::Root(tree::found(root?)?, point))
         };
-        if !self.workers.run(request, None, Box::new(root)) {
+        // The root is opened with the server's own rights.
+        if !self.workers.run(request, Some(server_itself()), Box::new(root)) {
             self.end(at, request, Err(CallError::Busy));
         }
         Ok(())
@@ -83,7 +86,7 @@ impl Shares {
     ) {
         let Some(session) = self.requests.get(request).map(|request| request.call().session) else { return };
         let answer = match found {
-            Ok(Outcome::Node(root)) => self.hold_root(at, session, &attaching, root),
+            Ok(Outcome::Root(root, point)) => self.hold_root(at, session, &attaching, (root, point)),
             Ok(_) => Err(CallError::Malformed),
             Err(errno) => Err(errno.into()),
         };
@@ -98,7 +101,7 @@ impl Shares {
         at: &mut At<'_>,
         session: SessionId,
         Attaching { share, right, name, renews_locks }: &Attaching,
-        root: Found,
+        (root, point): (Found, Option<SyncPoint>),
     ) -> Result<(AttachResult, Entry), CallError> {
         if !at.sessions.is_up(session) {
             return Err(CallError::Stale);
@@ -109,6 +112,9 @@ impl Shares {
         client.renews_locks = *renews_locks;
         let state = client.key;
         let node = client.hold(root, share, *right)?;
+        if let Some(point) = point {
+            client.keep_sync_point(share, point);
+        }
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, share)) {
             client.shares.push(Arc::clone(share));
             client.unclaimed.extend(may_have_kept.then(|| (*name, Arc::clone(share))));

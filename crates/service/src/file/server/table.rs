@@ -15,7 +15,7 @@ use super::super::wire::{CallError, ClientName};
 use super::descriptors::Counted;
 use super::leases::LeaseState;
 use super::open_files::{OpenFiles, OpenMark, Opening};
-use super::outcome::Found;
+use super::outcome::{Found, SyncPoint};
 use super::recovery::ClientKey;
 use super::replies::Replies;
 use crate::limits::{FILE_HANDLES_MAX, FILE_NODES_MAX};
@@ -91,6 +91,8 @@ pub(super) struct Client {
     pub(super) locked_at: Instant,
     /// Shares that it has attached to.
     pub(super) shares: Vec<Arc<Share>>,
+    /// What their file systems are synced by, by share.
+    sync_points: HashMap<usize, Arc<SyncPoint>>,
     pub(super) replies: Replies,
     /// Its calls that have begun and not ended.
     pub(super) requests: usize,
@@ -132,6 +134,7 @@ impl Client {
             renews_locks: false,
             locked_at: Instant::ZERO,
             shares: Vec::new(),
+            sync_points: HashMap::new(),
             replies: Replies::default(),
             requests: 0,
             is_gone: false,
@@ -145,6 +148,16 @@ impl Client {
 
     pub(super) fn handle(&self, name: u64) -> Result<&Handle, CallError> {
         self.handles.get(Slot::from_u64(name)).ok_or(CallError::Stale)
+    }
+
+    /// Keeps what a share is synced by, unless there is one of an earlier session, which has seen more.
+    pub(super) fn keep_sync_point(&mut self, share: &Arc<Share>, point: SyncPoint) {
+        self.sync_points.entry(address(share)).or_insert_with(|| Arc::new(point));
+    }
+
+    /// What the share of a node is synced by.
+    pub(super) fn sync_point(&self, node: &Node) -> Option<Arc<SyncPoint>> {
+        self.sync_points.get(&address(&node.share)).map(Arc::clone)
     }
 
     /// Names what was found: by the same name as before, if the client holds it already.

@@ -116,7 +116,7 @@ fn every_error_survives_the_wire() {
     for number in 0..100 {
         assert!(Method::from_number(number).is_none_or(|method| method as u16 == number));
     }
-    assert_eq!(Method::from_number(38), None);
+    assert_eq!(Method::from_number(39), None);
     let lease = Lease { node: 0x0807_0605_0403_0201.into(), version: 9.into() };
     assert_eq!(lease.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0]);
     let granted = GrantedLeases { on_node: 5.into(), on_found: 6.into() };
