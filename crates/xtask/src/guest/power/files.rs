@@ -4,6 +4,8 @@
 //! renamed, with its directory synced; then names alone, which are moved and made, with their directories synced. So a
 //! server that syncs files and no directories loses names, and one that syncs directories alone loses bytes. The guest's kernel
 //! resets the machine among the names. A second boot compares what is left with what was acknowledged.
+//!
+//! Another guest syncs nothing, but unmounts before its power is cut: the unmount is what acknowledges all files and names.
 
 use super::{LIMIT, Servers, count_acknowledged, create};
 use crate::guest::boot::{Extra, Guest};
@@ -27,11 +29,24 @@ const PROGRAMS: [&str; 3] = ["dd", "e2fsck", "sync"];
 /// The last line of a look at what is left.
 const LOOKED: &str = "looked at all files and names";
 
+/// What acknowledges files and names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum By {
+    Sync,
+    Unmount,
+}
+
 pub fn run(system: &System, servers: &Servers) -> Result<()> {
-    let outcome = cut(system, &servers.normal).context("guest power, files, normal build")?;
-    println!("normal build: {outcome}");
-    let dropping = cut(system, &servers.dropping).context("guest power, files, drop-flushes")?;
-    println!("drop-flushes: {dropping}");
+    [By::Sync, By::Unmount].into_iter().try_for_each(|by| run_by(system, servers, by))
+}
+
+fn run_by(system: &System, servers: &Servers, by: By) -> Result<()> {
+    let outcome =
+        cut(system, &servers.normal, by).with_context(|| format!("guest power, files, {by:?}, normal build"))?;
+    println!("{by:?}, normal build: {outcome}");
+    let dropping =
+        cut(system, &servers.dropping, by).with_context(|| format!("guest power, files, {by:?}, drop-flushes"))?;
+    println!("{by:?}, drop-flushes: {dropping}");
     if !outcome.lost_files.is_empty() || !outcome.lost_names.is_empty() {
         let Outcome { lost_files, lost_names, .. } = outcome;
         bail!("guest power: FAILED, what was synced is lost: files {lost_files:?}, names {lost_names:?}");
@@ -59,13 +74,13 @@ impl std::fmt::Display for Outcome {
 }
 
 /// Writes through a mount of `byway` in a guest, cuts its power, and looks at what is left.
-fn cut(system: &System, byway: &Path) -> Result<Outcome> {
+fn cut(system: &System, byway: &Path, by: By) -> Result<Outcome> {
     let folder = tempfile::Builder::new().prefix("power-files-").tempdir_in(system.scratch())?;
     let disk = folder.path().join("disk");
     create(&disk, DISK_BYTES)?;
     process::output(system.command("mkfs.ext4")?.args(["-q", "-F"]).arg(&disk))?;
 
-    let names = write(system, byway, &disk)?;
+    let names = write(system, byway, &disk, by)?;
     let settings = settings([("names", names)]);
     let lines = match boot(system, byway, &disk, &settings, include_str!("../power-files-read.sh"))? {
         (Some(0), lines) => lines,
@@ -76,12 +91,15 @@ fn cut(system: &System, byway: &Path) -> Result<Outcome> {
 }
 
 /// The first boot; returns how many names were acknowledged before the power was cut.
-fn write(system: &System, byway: &Path, disk: &PathBuf) -> Result<usize> {
-    let settings = settings([("names_at_cut", NAMES_AT_CUT)]);
+fn write(system: &System, byway: &Path, disk: &PathBuf, by: By) -> Result<usize> {
+    let settings = settings([("names_at_cut", NAMES_AT_CUT), ("unmounts", usize::from(by == By::Unmount))]);
     let lines = match boot(system, byway, disk, &settings, include_str!("../power-files-write.sh"))? {
         (None, lines) => lines,
         (Some(status), _) => bail!("the power was not cut: the script ended with status {status}"),
     };
+    if by == By::Unmount {
+        return Ok(FILES);
+    }
     let [files, names] = ["file ", "name "].map(|prefix| count_acknowledged(&lines, prefix));
     ensure!(files == FILES, "{files} files were acknowledged, not {FILES}");
     ensure!(
@@ -92,7 +110,7 @@ fn write(system: &System, byway: &Path, disk: &PathBuf) -> Result<usize> {
     Ok(names)
 }
 
-fn settings(more: [(&'static str, usize); 1]) -> Vec<(&'static str, usize)> {
+fn settings<const N: usize>(more: [(&'static str, usize); N]) -> Vec<(&'static str, usize)> {
     let file_bytes = groups::GROUP_BLOCKS * groups::BLOCK_BYTES;
     [("files", FILES), ("file_bytes", file_bytes)].into_iter().chain(more).collect()
 }
