@@ -79,7 +79,7 @@ Examples:
 
 A library is loaded into the program, and into the programs that it starts. It sends calls on paths below PREFIX to the server;
 nothing is cached. Programs without it (static, set-user-ID, or started with another LD_PRELOAD) find no PREFIX.
-Not possible below PREFIX: shared mmap, a working directory, running programs from there, extended attributes, inotify.
+A working directory may be below PREFIX. Not possible there: shared mmap, running programs, extended attributes, inotify.
 
 Exit status:
   The program's status, or with --report 128 plus the signal that killed it. 1 if it was not started. 2 for an invalid command line.";
