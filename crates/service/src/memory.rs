@@ -6,6 +6,7 @@
 mod borrower;
 mod leases;
 mod lender;
+mod numbers;
 pub mod pager;
 pub mod pool;
 mod pool_client;

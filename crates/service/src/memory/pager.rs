@@ -21,6 +21,7 @@
 mod action;
 mod ahead;
 mod arrivals;
+mod chunks;
 mod frames;
 mod mappings;
 mod places;
@@ -29,7 +30,7 @@ mod puts;
 mod rows;
 mod table;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use byway_reactor::seeded::{self, Bug};
 
@@ -39,6 +40,7 @@ use self::frames::{Frame, Frames};
 use self::places::Places;
 pub use self::places::{PLACES_PER_SLAB, Place};
 use self::table::{Entry, Space};
+use super::numbers::NumberMap;
 use crate::limits::{PAGER_FRAMES_KEPT, PAGER_HEADROOM_PAGES, PAGER_MOVES_MAX};
 
 /// Bytes of a page.
@@ -47,7 +49,7 @@ pub const PAGE_BYTES: usize = 4096;
 /// See the module.
 #[derive(Debug)]
 pub struct Pager {
-    spaces: HashMap<SpaceId, Space>,
+    spaces: NumberMap<SpaceId, Space>,
     frames: Frames,
     places: Places,
     arrivals: Arrivals,
@@ -75,7 +77,7 @@ impl Pager {
     /// A pager with so many frames, which lets so many pages be in the programs.
     pub fn new(frames: u32, budget: usize) -> Self {
         Self {
-            spaces: HashMap::new(),
+            spaces: NumberMap::default(),
             frames: Frames::new(frames),
             places: Places::default(),
             arrivals: Arrivals::default(),

@@ -38,6 +38,7 @@ use self::repair::Repair;
 use self::rows::{Rows, group_of};
 use self::slab::{Slab, Source};
 pub use self::sum::{Seal, Sum};
+use super::numbers::NumberMap;
 use super::pager::{Place, PutEnd};
 use crate::limits::POOL_COPIES_MAX;
 #[cfg(doc)]
@@ -90,11 +91,11 @@ pub struct Pool {
     lenders: Vec<Lender>,
     slabs: Vec<Slab>,
     leasing: Leasing,
-    ops: HashMap<OpId, Op>,
+    ops: NumberMap<OpId, Op>,
     next_op: u32,
     /// Operations of sessions that were given up: they end when those sessions have closed, which takes seconds.
     abandoned: usize,
-    puts: HashMap<Place, Put>,
+    puts: NumberMap<Place, Put>,
     /// Puts to places that are being copied: frame and checksum.
     deferred: HashMap<Place, (u32, Sum)>,
     /// Copies under way, by slot.
@@ -132,10 +133,10 @@ impl Pool {
             lenders: up.iter().map(|up| Lender::new(*up, now)).collect(),
             slabs: Vec::new(),
             leasing: Leasing::default(),
-            ops: HashMap::new(),
+            ops: NumberMap::default(),
             next_op: 0,
             abandoned: 0,
-            puts: HashMap::new(),
+            puts: NumberMap::default(),
             deferred: HashMap::new(),
             repairs: (0..POOL_COPIES_MAX).map(|_| None).collect(),
             rows: Rows::new(class),

@@ -13,6 +13,7 @@ use byway_rpc::node::{Call, Reply, Rpc};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::borrower::{BorrowError, LeasedSlab};
+use super::numbers::NumberMap;
 use super::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
 use super::pool::{Action, Class, Failure, Lease, LenderState, Note, OpId, Pool, PoolCounters, Sum, Told};
 use super::pool_frames::PoolFrames;
@@ -69,12 +70,12 @@ pub struct PoolClient {
     /// Bytes that the pool's places of a slab take.
     slab_bytes: u64,
     lenders: Vec<Lender>,
-    under_way: HashMap<OpId, Kind>,
+    under_way: NumberMap<OpId, Kind>,
     /// Puts into each slab that have not begun.
     gathered_puts: BTreeMap<Lease, Vec<PageOp>>,
     /// Gets that have not begun, as they were asked for.
     gathered_gets: Vec<(Lease, PageOp)>,
-    batches: HashMap<u32, Batch>,
+    batches: NumberMap<u32, Batch>,
     next_batch: u32,
     frames: PoolFrames,
     spill: Option<Box<dyn Spill>>,
@@ -112,10 +113,10 @@ impl PoolClient {
             pool: Pool::new(class, &up, places, first_frame, rpc.node().now()),
             slab_bytes: u64::from(places) * PAGE_BYTES as u64,
             lenders: lenders.into_iter().map(|at| Lender { at, windows: HashMap::new(), process: None }).collect(),
-            under_way: HashMap::new(),
+            under_way: NumberMap::default(),
             gathered_puts: BTreeMap::new(),
             gathered_gets: Vec::new(),
-            batches: HashMap::new(),
+            batches: NumberMap::default(),
             next_batch: 0,
             frames: PoolFrames::new(frames, sealed),
             spill,
@@ -323,12 +324,12 @@ impl PoolClient {
 
     fn act(&mut self) {
         while let Some(action) = self.pool.next_action() {
-            let now = self.rpc.node().now();
+            let now = |client: &Self| client.rpc.node().now();
             match action {
                 Action::Connect(op, lender) => {
                     let begun = self.rpc.node().start_connect(&self.lenders[lender].at.address);
                     if self.add(op, Kind::Connect(lender), begun).is_err() {
-                        self.pool.connected(op, false, now);
+                        self.pool.connected(op, false, now(self));
                     }
                 }
                 Action::Close(lender) => {
@@ -341,13 +342,13 @@ impl PoolClient {
                 Action::Renew(op, lender) => {
                     let begun = self.call(lender, Method::Renew, 0);
                     if let Err(failure) = self.add_or_fail(op, Kind::Renew, begun) {
-                        self.pool.renewed(op, Err(failure), now);
+                        self.pool.renewed(op, Err(failure), now(self));
                     }
                 }
                 Action::Lease(op, lender) => {
                     let begun = self.call(lender, Method::Lease, 0);
                     if let Err(failure) = self.add_or_fail(op, Kind::Lease(lender), begun) {
-                        self.pool.leased(op, Err(failure), now);
+                        self.pool.leased(op, Err(failure), now(self));
                     }
                 }
                 Action::Return(lease) => {
@@ -361,15 +362,15 @@ impl PoolClient {
                 Action::Xor(op, to, from) => {
                     self.frames.xor(to, &from);
                     let sum = self.frames.arrive(to, self.pool.expected(op));
-                    self.pool.ended(op, Ok(sum), now);
+                    self.pool.ended(op, Ok(sum), now(self));
                 }
                 Action::Write(op, frame, place) => {
                     let written = self.write_file(frame, place);
-                    self.pool.ended(op, written, now);
+                    self.pool.ended(op, written, now(self));
                 }
                 Action::Read(op, frame, place) => {
                     let read = self.read_file(op, frame, place);
-                    self.pool.ended(op, read, now);
+                    self.pool.ended(op, read, now(self));
                 }
             }
         }

@@ -1,10 +1,11 @@
 //! Frames: the memory through which pages go and come.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 
 use super::PageId;
 use super::places::Place;
 use super::table::Entry;
+use crate::memory::numbers::NumberMap;
 
 /// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,13 +32,13 @@ pub(super) struct Frames {
     /// Those that became clean, oldest first; and some that are not any more.
     clean: VecDeque<u32>,
     /// The frame that has, or gets, what lies at a place.
-    holders: HashMap<Place, u32>,
+    holders: NumberMap<Place, u32>,
     /// Puts under way.
     putting: usize,
     /// Pages that come from their places and are wanted.
     fetching: usize,
-    /// Fills under way from each frame that has any.
-    pinned: HashMap<u32, u32>,
+    /// Fills under way from each frame.
+    pins: Vec<u32>,
 }
 
 impl Frames {
@@ -46,10 +47,10 @@ impl Frames {
             all: vec![Frame::Free; count as usize],
             free: (0..count).rev().collect(),
             clean: VecDeque::new(),
-            holders: HashMap::new(),
+            holders: NumberMap::default(),
             putting: 0,
             fetching: 0,
-            pinned: HashMap::new(),
+            pins: vec![0; count as usize],
         }
     }
 
@@ -82,25 +83,29 @@ impl Frames {
     /// It can be taken once no page is filled from it.
     pub(super) fn free(&mut self, frame: u32) {
         self.set(frame, Frame::Free);
-        if !self.pinned.contains_key(&frame) {
+        if !self.is_pinned(frame) {
             self.free.push(frame);
         }
     }
 
     /// A page is to be filled from a frame: the frame's bytes stay until [`Frames::unpin`].
     pub(super) fn pin(&mut self, frame: u32) {
-        *self.pinned.entry(frame).or_default() += 1;
+        self.pins[frame as usize] += 1;
+    }
+
+    fn is_pinned(&self, frame: u32) -> bool {
+        self.pins[frame as usize] > 0
     }
 
     /// A fill has ended.
     pub(super) fn unpin(&mut self, frame: u32) {
-        let Some(count) = self.pinned.get_mut(&frame) else { return };
-        *count -= 1;
-        if *count == 0 {
-            self.pinned.remove(&frame);
-            if self.get(frame) == Frame::Free {
-                self.free.push(frame);
-            }
+        let pins = &mut self.pins[frame as usize];
+        if *pins == 0 {
+            return;
+        }
+        *pins -= 1;
+        if *pins == 0 && self.get(frame) == Frame::Free {
+            self.free.push(frame);
         }
     }
 
@@ -144,7 +149,7 @@ impl Frames {
             }
             let frame = self.clean.pop_front()?;
             match self.get(frame) {
-                Frame::Clean(..) if self.pinned.contains_key(&frame) => self.clean.push_back(frame),
+                Frame::Clean(..) if self.is_pinned(frame) => self.clean.push_back(frame),
                 Frame::Clean(page, place) => {
                     self.free(frame);
                     return Some((page, place));

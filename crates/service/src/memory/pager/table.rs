@@ -1,9 +1,11 @@
 //! The page table of one program: 8 bytes a page.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::ahead::Streams;
+use super::chunks::Chunks;
 use super::places::Place;
 use super::protection::Writes;
 
@@ -76,15 +78,17 @@ impl Packed {
 /// Pages of a chunk of the table, which exists where a page of it is or was anything but [`Entry::None`].
 const CHUNK_PAGES: u64 = 512;
 
-type Chunk = Box<[Packed; CHUNK_PAGES as usize]>;
+type Chunk = [Packed; CHUNK_PAGES as usize];
 
 /// The pages of one program. Its size goes by the pages that were touched, and not by what is mapped.
 #[derive(Clone, Debug)]
 pub(super) struct Space {
     /// What is watched: the first page of each range, and the page behind its last.
     known: BTreeMap<u64, u64>,
+    /// One of these, in which the last page was that was looked for.
+    known_last: Cell<(u64, u64)>,
     /// By the number of their first page / [`CHUNK_PAGES`].
-    chunks: BTreeMap<u64, Chunk>,
+    chunks: Chunks<Chunk>,
     /// Its pages can be moved out.
     pub(super) can_move: bool,
     /// Pages that are in the program.
@@ -118,7 +122,8 @@ impl Space {
     pub(super) fn new(can_move: bool) -> Self {
         Self {
             known: BTreeMap::new(),
-            chunks: BTreeMap::new(),
+            known_last: Cell::new((0, 0)),
+            chunks: Chunks::default(),
             can_move,
             local: 0,
             protected: 0,
@@ -145,7 +150,7 @@ impl Space {
 
     /// The pages that have this entry. It looks at all.
     pub(super) fn pages_with(&self, entry: Entry) -> Vec<u64> {
-        let all = self.chunks.iter().flat_map(|(number, chunk)| (number * CHUNK_PAGES..).zip(chunk.iter()));
+        let all = self.chunks.iter().flat_map(|(number, chunk)| (number * CHUNK_PAGES..).zip(chunk));
         all.filter(|(_, packed)| packed.entry() == entry).map(|(page, _)| page).collect()
     }
 
@@ -159,17 +164,22 @@ impl Space {
     }
 
     fn is_known(&self, page: u64) -> bool {
-        self.known.range(..=page).next_back().is_some_and(|(_, end)| page < *end)
+        let is_in = |(first, end): (u64, u64)| first <= page && page < end;
+        if is_in(self.known_last.get()) {
+            return true;
+        }
+        let before = self.known.range(..=page).next_back().map(|(first, end)| (*first, *end));
+        before.filter(|known| is_in(*known)).inspect(|known| self.known_last.set(*known)).is_some()
     }
 
     fn packed(&self, page: u64) -> Packed {
-        let chunk = self.chunks.get(&(page / CHUNK_PAGES));
+        let chunk = self.chunks.get(page / CHUNK_PAGES);
         chunk.map(|chunk| chunk[(page % CHUNK_PAGES) as usize]).unwrap_or_default()
     }
 
     fn packed_mut(&mut self, page: u64) -> &mut Packed {
-        let chunk = self.chunks.entry(page / CHUNK_PAGES);
-        let chunk = chunk.or_insert_with(|| Box::new([Packed::default(); CHUNK_PAGES as usize]));
+        let new = || Box::new([Packed::default(); CHUNK_PAGES as usize]);
+        let chunk = self.chunks.get_or_insert(page / CHUNK_PAGES, new);
         &mut chunk[(page % CHUNK_PAGES) as usize]
     }
 
@@ -181,9 +191,10 @@ impl Space {
     pub(super) fn set(&mut self, page: u64, entry: Entry) {
         if self.is_known(page) {
             let is_protected = |entry: Entry| usize::from(matches!(entry, Entry::Protected(_)));
-            self.protected -= is_protected(self.packed(page).entry());
-            self.protected += is_protected(entry);
-            self.packed_mut(page).set(entry);
+            let packed = self.packed_mut(page);
+            let before = packed.entry();
+            packed.set(entry);
+            self.protected = self.protected + is_protected(entry) - is_protected(before);
         }
     }
 
@@ -237,6 +248,7 @@ impl Space {
     /// Takes the pages of a range out: nothing is known of them any more.
     pub(super) fn take(&mut self, range: Range<u64>) -> Taken {
         let mut taken = Taken::default();
+        self.known_last.set((0, 0));
         for known in self.overlapping(&range) {
             self.known.remove(&known.start);
             let (from, to) = (known.start.max(range.start), known.end.min(range.end));
@@ -258,21 +270,18 @@ impl Space {
             return entries;
         }
         let numbers = range.start / CHUNK_PAGES..=(range.end - 1) / CHUNK_PAGES;
-        let mut empty = Vec::new();
-        for (number, chunk) in self.chunks.range_mut(numbers) {
+        for number in self.chunks.numbers(numbers) {
             let first = number * CHUNK_PAGES;
-            for (page, packed) in (first..).zip(chunk.iter_mut()).filter(|(page, _)| range.contains(page)) {
+            let chunk = self.chunks.get_mut(number).into_iter().flatten();
+            for (page, packed) in (first..).zip(chunk).filter(|(page, _)| range.contains(page)) {
                 match std::mem::take(packed).entry() {
                     Entry::None => {}
                     entry => entries.push((page, entry)),
                 }
             }
             if range.start <= first && first + CHUNK_PAGES <= range.end {
-                empty.push(*number);
+                self.chunks.remove(number);
             }
-        }
-        for number in empty {
-            self.chunks.remove(&number);
         }
         self.local -= entries.iter().filter(|(_, entry)| entry.is_here()).count();
         self.protected -= entries.iter().filter(|(_, entry)| matches!(entry, Entry::Protected(_))).count();
@@ -298,6 +307,6 @@ mod tests {
         assert_eq!(taken.ranges, std::slice::from_ref(&(4000..6000)));
         assert_eq!(space.unknown(0..1 << 40), [0..1000, 4000..6000, 1000 + pages..1 << 40]);
         assert_eq!(space.clear(0..1 << 40), [(1000 + pages - 1, Entry::Lost)]);
-        assert!(space.chunks.is_empty() && space.get(6000) == Some(Entry::None));
+        assert!(space.chunks.len() == 0 && space.get(6000) == Some(Entry::None));
     }
 }
