@@ -89,6 +89,8 @@ pub(crate) const DSM_RUN: &str = "\
 Examples:
   byway dsm run -n 4 -- ./sor 512 20
   byway dsm run -n 2 --wire tcp --memory 1G -- ./matrix 256
+  byway dsm run -n 4 --report --consistency rc -- ./sor 500 20
+  byway dsm run -n 4 --pager points -- ./lu 1024
   byway dsm run -n 8 --hosts tcp://node1:7000,tcp://node2:7000 -- /opt/sor 512 20
   byway dsm run -n 8 --hosts rdma://10.1.1.1:7000,rdma://10.1.1.2:7000 -- /opt/sor 512 20
   byway dsm run -n 4 --checkpoint /var/tmp/sor -- ./sor 512 2000 100
@@ -99,6 +101,9 @@ made for the job and goes to each process by --rsh; with --plain, and over rdma:
 
 With --consistency rc, several processes may store to one page at a time, and see each other's stores behind a lock, a barrier or a fence of
 the job (Job::lock, Job::barrier, Job::fence). It is for programs in which these order all accesses to the same bytes.
+
+With --report, byway prints at the end how long each process waited for pages, what they sent to each other, and the pages to which several
+stored. --pager points is for programs that call Job::poll (byway_dsm_poll) where they compute: others keep each other waiting there.
 
 With --checkpoint, the program's calls of Job::checkpoint (byway_dsm_checkpoint) write the contents of all segments to DIR, each time in place of
 the last. With --resume, a job starts with what the last one holds. Without --resume, DIR must have none.
