@@ -2,7 +2,7 @@
 //! (PARMACS), as those of SPLASH.
 //!
 //! The macros have no results: what fails ends the process with a message on standard error, and with it the job. How CREATE becomes a
-//! job's ranks: docs/decisions/0048.
+//! job's ranks: docs/decisions/0050.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::fmt::Display;

@@ -2,7 +2,7 @@
 //!
 //! Programs written with the ANL macros allocate and fill shared memory first, and then create processes, which inherit everything. The
 //! processes of a job inherit nothing: each runs the program from its beginning. So each has private memory at the addresses of the
-//! segments, and all fill it alike. When they join, the memory of rank 0 becomes the job's (docs/decisions/0048).
+//! segments, and all fill it alike. When they join, the memory of rank 0 becomes the job's (docs/decisions/0050).
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
