@@ -14,7 +14,7 @@ use crate::units::{UnitError, parse_size};
 pub struct LendSpec {
     /// Bytes that are lent at most.
     pub bytes: u64,
-    /// Bytes that stay available to this machine; 0: nothing is looked at; `None`: [`default_guard_bytes`].
+    /// Bytes that stay available to this machine; 0: nothing is looked at; `None`: 5 % of its memory, at least 512 MiB.
     pub guard_bytes: Option<u64>,
     /// Bytes that one borrower gets at most; `None`: as much as there is.
     pub quota_bytes: Option<u64>,

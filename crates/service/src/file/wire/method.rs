@@ -1,5 +1,8 @@
 //! The methods of the file service.
 
+#[cfg(doc)]
+use super::*;
+
 /// What a call asks for. `node` and `second` are the fields of [`Arguments`]; names and data lie in the payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u16)]
