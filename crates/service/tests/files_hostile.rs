@@ -424,6 +424,17 @@ fn one_client_cannot_take_all_handles_and_locks() {
 }
 
 #[test]
+fn who_may_only_read_has_nothing_synced() {
+    let below = tempfile::tempdir().unwrap();
+    for (read_only, answer) in [(true, Err(errno(Errno::ROFS))), (false, Ok(()))] {
+        let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, read_only)]);
+        let wire = Wire::connect(&server);
+        let root = wire.attach();
+        assert_eq!(wire.call(Method::SyncShare, &named(root, b""), b"").map(drop), answer);
+    }
+}
+
+#[test]
 fn more_calls_than_granted_wait_at_an_honest_client() {
     let below = tempfile::tempdir().unwrap();
     let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);

@@ -163,6 +163,7 @@ impl Shares {
             Method::Read => self.read(at, asked),
             Method::Write => self.write(at, asked),
             Method::LookUp if self.look_up_at_once(at, asked)? => Ok(()),
+            Method::SyncShare => self.sync_share(at, asked),
             Method::Sync | Method::ReadDirectory | Method::Allocate | Method::Seek | Method::CopyRange => {
                 self.on_handle(at, asked)
             }
@@ -359,7 +360,6 @@ impl Shares {
                     if can_have_names { opening.created_unnamed(created) } else { Ok(opening.created(created)) }
                 })
             }
-            Method::SyncShare => sync_share(client, &node)?,
             Method::StatFileSystem => Box::new(move || tree::stat_file_system(this.fd.as_fd())),
             Method::Access => Box::new(move || tree::access(this.fd.as_fd(), mode)),
             Method::ListXattrs => Box::new(move || tree::list_xattrs(this.fd.as_fd())),
@@ -420,11 +420,6 @@ fn open_directory(asked: &Asked<'_>, this: Arc<Node>) -> Result<Work, CallError>
         check_room()?;
         Ok(Outcome::Directory(reopening.open(this.fd.as_fd(), || tree::open_directory(this.fd.as_fd()))?))
     }))
-}
-
-fn sync_share(client: &Client, node: &Node) -> Result<Work, CallError> {
-    let point = client.sync_point(node).ok_or(Errno::ACCESS)?;
-    Ok(Box::new(move || point.sync().map(|()| Outcome::Done)))
 }
 
 fn look_up(this: Arc<Node>, name: CString) -> Work {

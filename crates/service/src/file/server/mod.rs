@@ -23,6 +23,7 @@ mod reopening;
 mod replies;
 mod sessions;
 mod silence;
+mod syncing;
 mod table;
 mod tree;
 mod waiting;

@@ -2,8 +2,8 @@
 //!
 //! A descriptor keeps its rights when a file's mode changes, and a file may be made with `O_RDWR` and the mode 0444, as git makes its
 //! objects. The client opens such a file again with the flags of the first time, which its mode now forbids. A server that is root
-//! opens it with its own rights then, if the call's user owns the file. This gives no user anything: the owner may change the mode.
-//! So the server need not know whether the client had the file open.
+//! opens it with its own rights then, if the call's user owns the file, before and after. The owner may change the mode, and could open the
+//! file so; hence the server need not know whether the client had it open.
 
 use std::os::fd::BorrowedFd;
 
@@ -32,7 +32,9 @@ impl Reopening {
         let opened = open();
         let is_refused = opened.as_ref().is_err_and(|error| *error == Errno::ACCESS);
         if is_refused && self.0.is_some() && self.0 == tree::owner(node) {
-            return as_server(open)?;
+            let opened = as_server(open)??;
+            // It may have got another owner meanwhile.
+            return if self.0 == tree::owner(node) { Ok(opened) } else { Err(Errno::ACCESS) };
         }
         opened
     }
