@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc;
 use std::time::Instant;
 
@@ -162,6 +162,25 @@ impl Mount {
         self.child.id()
     }
 
+    /// The socket of its process.
+    ///
+    /// # Panics
+    /// If it has none.
+    pub fn socket(&self) -> PathBuf {
+        let prefix = format!("{}-", self.process());
+        let entries = std::fs::read_dir("/run/byway-mounts").expect("a mount has made it").flatten();
+        let is_ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
+        entries.filter(is_ours).map(|entry| entry.path()).next().expect("the mount has a socket")
+    }
+
+    /// The status of its process, if that has ended.
+    ///
+    /// # Panics
+    /// If its end was waited for before.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().expect("it was started")
+    }
+
     /// Has another process take it over, and waits for the end of the one before.
     ///
     /// # Panics
@@ -208,8 +227,7 @@ impl Mount {
     /// If it cannot be unmounted.
     pub fn unmount(mut self) {
         run_well(&binary(), &["umount", &self.at.display().to_string()]);
-        let end = || self.child.try_wait().expect("it was started");
-        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", end);
+        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", || self.ended());
         assert!(ended.success(), "{}", self.log());
     }
 
@@ -222,8 +240,7 @@ impl Mount {
         let said = String::from_utf8_lossy(&told.stderr);
         let is_told = said.contains("is unmounted, but") && said.contains("may not be durable");
         assert!(told.status.code() == Some(1) && is_told, "{said}");
-        let end = || self.child.try_wait().expect("it was started");
-        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", end);
+        let ended = until(Instant::now() + LIMIT, "the end of the mount's process", || self.ended());
         assert!(ended.code() == Some(1) && self.log().contains("may not be durable"), "{ended}: {}", self.log());
     }
 }

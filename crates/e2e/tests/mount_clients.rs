@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use byway_e2e::{LIMIT, Mount, MountRig, NEAR, Networks, Side, binary, lacks_mounts, run_well, until};
+use byway_e2e::{LIMIT, Mount, MountRig, NEAR, Networks, Side, binary, lacks_mounts, run, until};
 use rustix::io::Errno;
 use rustix::process::Signal;
 
@@ -51,7 +51,9 @@ fn a_mount_whose_process_is_killed_fails_by_name_and_can_be_unmounted() {
         assert!(is_errno(&error, Errno::NOTCONN), "{error}");
     }
     drop(file);
-    run_well(&binary(), &["umount", &mount.at.display().to_string()]);
+    let told = run(&binary(), &["umount", &mount.at.display().to_string()]);
+    let said = String::from_utf8_lossy(&told.stderr);
+    assert!(told.status.code() == Some(1) && said.contains("is unmounted, but its process did not say"), "{said}");
     drop(mount);
     let again = rig.mount("mount", &rig.unix(), &[]);
     assert_eq!(text(&again.path("file")), "before");

@@ -1,9 +1,11 @@
 //! What is durable at the server when a mount has ended, and what a mount says when that is not known.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use byway_e2e::{LIMIT, MountRig, Server, SkipReason, binary, find_tool, lacks_mounts, run, until};
@@ -107,18 +109,16 @@ fn umount_says_so_when_the_server_has_gone_with_what_was_not_synced() {
     let clean = rig.mount("clean", &rig.unix(), &["--wait", "1"]);
     std::fs::write(mount.path("file"), "bytes").unwrap();
     server.kill();
-    let umount = |mount: &byway_e2e::Mount| run(&binary(), &["umount", &mount.at.display().to_string()]);
-    let told = umount(&mount);
-    let said = String::from_utf8_lossy(&told.stderr).into_owned();
-    assert_eq!(told.status.code(), Some(1), "{said}");
+    let (status, said) = umount(&mount);
+    assert_eq!(status, Some(1), "{said}");
     for part in ["is unmounted, but", &rig.unix(), "may not be durable", "the server did not answer"] {
         assert!(said.contains(part), "{part}: {said}");
     }
     // The process has said the same, and ended so.
     until(Instant::now() + LIMIT, "the process's word", || mount.log().contains("may not be durable").then_some(()));
     assert!(!mount.path("file").exists(), "it is unmounted");
-    let told = umount(&clean);
-    assert!(told.status.success(), "it has written nothing: {}", String::from_utf8_lossy(&told.stderr));
+    let (status, said) = umount(&clean);
+    assert_eq!(status, Some(0), "it has written nothing: {said}");
 }
 
 /// `/sbin/umount.fuse.byway`, where umount(8) looks for it; removed with this.
@@ -167,4 +167,120 @@ fn umount_as_systemd_calls_it_waits_for_the_server_by_its_helper() {
             assert_eq!(counting.syncs(), 1);
         }
     }
+}
+
+fn umount(mount: &byway_e2e::Mount) -> (Option<i32>, String) {
+    let told = run(&binary(), &["umount", &mount.at.display().to_string()]);
+    (told.status.code(), String::from_utf8_lossy(&told.stderr).into_owned())
+}
+
+#[test]
+fn umount_fails_where_no_process_says_what_is_durable() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let _server = rig.serve();
+    let mut mount = rig.mount("mount", &rig.unix(), &[]);
+    std::fs::write(mount.path("file"), "bytes").unwrap();
+    mount.kill();
+    let (status, said) = umount(&mount);
+    assert_eq!(status, Some(1), "{said}");
+    for part in ["is unmounted, but its process did not say", "no process of yours serves it"] {
+        assert!(said.contains(part), "{part}: {said}");
+    }
+    assert!(!mount.path("file").exists(), "it is unmounted");
+}
+
+/// A mount namespace of its own, which has what is mounted now; it ends with this.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Self {
+        let mut child = Command::new("unshare")
+            .args(["--mount", "cat"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // It answers once it is in there.
+        child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
+        child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
+        Self(child)
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn umount_does_not_wait_for_a_mount_that_another_namespace_has() {
+    if lacks_mounts() {
+        return;
+    }
+    if find_tool("unshare").is_none() {
+        return byway_skip::skip_this(SkipReason::MissingTool("unshare"));
+    }
+    let counting = Counting::new();
+    let mount = counting.rig.mount("mount", &counting.rig.unix(), &[]);
+    std::fs::write(mount.path("file"), "bytes").unwrap();
+    let namespace = Namespace::new();
+    let (status, said) = umount(&mount);
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("another mount namespace"), "{said}");
+    assert_eq!(counting.syncs(), 0);
+    drop(namespace);
+    until(Instant::now() + LIMIT, "the sync", || (counting.syncs() == 1).then_some(()));
+}
+
+#[test]
+fn a_second_signal_ends_a_process_that_waits_for_its_server() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0");
+    let mut server = rig.serve();
+    let mut mount = rig.mount("mount", &rig.unix(), &["--wait", "600"]);
+    std::fs::write(mount.path("file"), "bytes").unwrap();
+    server.kill();
+    mount.signal(Signal::TERM);
+    // A look at the mount itself would wait for the server.
+    let at = mount.at.display().to_string();
+    until(Instant::now() + LIMIT, "the end of the mount", || {
+        (!std::fs::read_to_string("/proc/self/mountinfo").unwrap().contains(&at)).then_some(())
+    });
+    let ended = until(Instant::now() + LIMIT, "the end of the process", || {
+        let ended = mount.ended();
+        if ended.is_none() {
+            mount.signal(Signal::TERM);
+        }
+        ended
+    });
+    assert_eq!(ended.code(), Some(1), "{}", mount.log());
+    assert!(mount.log().contains("ended by a signal"), "{}", mount.log());
+}
+
+#[test]
+fn who_waits_for_the_end_is_told_of_a_takeover() {
+    if lacks_mounts() {
+        return;
+    }
+    let counting = Counting::new();
+    let mut mount = counting.rig.mount("mount", &counting.rig.unix(), &[]);
+    std::fs::write(mount.path("file"), "bytes").unwrap();
+    // As `byway umount` does before it unmounts.
+    let mut waits = UnixStream::connect(mount.socket()).unwrap();
+    waits.set_read_timeout(Some(LIMIT)).unwrap();
+    waits.write_all(b"\"await_end\"\n").unwrap();
+    let mut lines = BufReader::new(waits).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "\"awaits\"");
+    mount.take_over(&counting.rig.unix());
+    let told = lines.next().unwrap().unwrap();
+    assert!(told.contains("failed") && told.contains("another process took the mount over"), "{told}");
+    mount.unmount();
+    assert_eq!(counting.syncs(), 1);
 }

@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
@@ -223,17 +223,9 @@ fn unmount_when_idle(mount: Mount) {
     drop(mount);
 }
 
-/// The socket of a mount's process.
-fn socket_of(mount: &Mount) -> PathBuf {
-    let prefix = format!("{}-", mount.process());
-    let entries = std::fs::read_dir("/run/byway-mounts").unwrap().map(|entry| entry.unwrap());
-    let ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
-    entries.filter(ours).map(|entry| entry.path()).next().expect("the mount has a socket")
-}
-
 /// Asks a mount's process for the mount, and gives the connection and its answer.
 fn ask_for(mount: &Mount, version: u32) -> (UnixStream, String) {
-    let mut stream = UnixStream::connect(socket_of(mount)).unwrap();
+    let mut stream = UnixStream::connect(mount.socket()).unwrap();
     writeln!(stream, "{{\"take_over\":{{\"version\":{version}}}}}").unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut answer = String::new();
@@ -312,7 +304,7 @@ fn mounts_are_listed_and_tell_how_they_are() {
     assert!(status["calls"]["writes"].as_u64() >= Some(1) && status["messages"].as_u64() >= Some(3), "{status}");
     drop(server);
     until(Instant::now() + LIMIT, "the loss of the server", || listed()?.contains("away").then_some(()));
-    let socket = socket_of(&mount);
+    let socket = mount.socket();
     mount.kill();
     // The list of another test may have removed its socket already.
     assert_eq!(listed(), None);

@@ -46,10 +46,7 @@ struct Gate {
 
 impl Gate {
     fn before(mount: &Mount) -> Self {
-        let prefix = format!("{}-", mount.process());
-        let entries = std::fs::read_dir("/run/byway-mounts").unwrap().map(|entry| entry.unwrap());
-        let is_ours = |entry: &std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with(&prefix);
-        let socket = entries.filter(is_ours).map(|entry| entry.path()).next().expect("the mount has a socket");
+        let socket = mount.socket();
         let behind = PathBuf::from(format!("/run/byway-test-{}.sock", mount.process()));
         std::fs::rename(&socket, &behind).unwrap();
         let listener = UnixListener::bind(&socket).unwrap();

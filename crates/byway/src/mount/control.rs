@@ -10,7 +10,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use byway_frontend::fuse::{Control, Handover, PauseError};
@@ -19,12 +19,11 @@ use byway_service::limits::FILE_GRACE;
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg, sockopt};
 
-use super::CommandError;
 use super::document::{Document, DocumentError, VERSION};
 use super::filesystem::Mounted;
 use super::registry::{MountAnswer, MountSocket, Question, hear, tell};
 use super::status::MountStatus;
-use crate::limits::{MOUNT_CONTROL_THREADS, MOUNT_ENDS_AWAITED_MAX, MOUNT_HANDOVER_FDS_MAX};
+use crate::limits::{MOUNT_CONTROL_THREADS, MOUNT_HANDOVER_FDS_MAX};
 
 /// How long a connection may take to say what it wants.
 const REQUEST_TIME_MAX: Duration = Duration::from_secs(5);
@@ -59,8 +58,6 @@ pub(super) struct MountControl {
     pub(super) takeovers: u32,
     /// Held during a takeover.
     pub(super) handing_over: Mutex<()>,
-    /// Commands that wait for the end of the mount.
-    pub(super) awaiting: Mutex<Vec<UnixStream>>,
 }
 
 /// Why a mount is not handed over. Its process goes on.
@@ -109,17 +106,10 @@ impl MountControl {
         }
         match hear(stream)? {
             Question::Status => tell(stream, &MountAnswer::Status(Box::new(self.status()))),
-            Question::AwaitEnd => {
-                let later = stream.try_clone()?;
-                let mut awaiting = self.awaiting();
-                tell(stream, &MountAnswer::Awaits)?;
-                // Of more, one that has found the mount in use is among them.
-                if awaiting.len() == MOUNT_ENDS_AWAITED_MAX {
-                    awaiting.remove(0);
-                }
-                awaiting.push(later);
-                Ok(())
-            }
+            Question::AwaitEnd => match self.handing_over.try_lock() {
+                Ok(_no_takeover) => self.mounted.end.awaited_by(stream),
+                Err(_) => tell(stream, &MountAnswer::Failed(HandoverError::Busy.to_string())),
+            },
             Question::TakeOver { version } => match self.hand_over(stream, version) {
                 Ok(()) => Ok(()),
                 Err(error) => {
@@ -127,19 +117,6 @@ impl MountControl {
                     tell(stream, &MountAnswer::Failed(error.to_string()))
                 }
             },
-        }
-    }
-
-    fn awaiting(&self) -> MutexGuard<'_, Vec<UnixStream>> {
-        self.awaiting.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Tells those who wait that the mount has ended.
-    pub(super) fn tell_end(&self, durable: Result<(), &CommandError>) {
-        let not_durable = durable.err().map(ToString::to_string);
-        for stream in self.awaiting().drain(..) {
-            // It may have gone.
-            let _ = tell(&stream, &MountAnswer::Ended { not_durable: not_durable.clone() });
         }
     }
 

@@ -21,10 +21,10 @@ use zerocopy::FromZeros;
 use super::attributes::attr;
 use super::cached::{StalePages, Written, leased_entry};
 use super::counters::Counters;
+use super::end::End;
 use super::groups::groups_of;
 use super::locks::Locks;
 use super::mapped::{CallWrite, MappedFiles};
-use super::umount::Durability;
 
 /// Reads and writes ask the server, also at once.
 const OPENED: u32 = open::DIRECT_IO | open::PARALLEL_DIRECT_WRITES;
@@ -61,7 +61,7 @@ pub(super) struct Mounted {
     stale: StalePages,
     pub(super) mapped: Arc<MappedFiles>,
     pub(super) counters: Arc<Counters>,
-    pub(super) durability: Durability,
+    pub(super) end: End,
 }
 
 /// An entry that the kernel asks for again each time.
@@ -75,8 +75,8 @@ impl Mounted {
     pub(super) fn new(client: Arc<Client>) -> std::io::Result<Self> {
         let stale = StalePages::start(&client)?;
         let (locks, mapped) = (Arc::default(), Arc::default());
-        let (counters, durability) = (Arc::default(), Durability::default());
-        Ok(Self { client, locks, stale, mapped, counters, durability })
+        let (counters, end) = (Arc::default(), End::default());
+        Ok(Self { client, locks, stale, mapped, counters, end })
     }
 
     /// The threads that drop stale pages.

@@ -6,6 +6,7 @@ mod cached;
 mod control;
 mod counters;
 mod document;
+mod end;
 mod filesystem;
 mod groups;
 pub(crate) mod helper;
@@ -29,9 +30,10 @@ use clap::Args;
 
 use self::cached::Kernel;
 use self::control::MountControl;
+use self::end::End;
 use self::filesystem::Mounted;
 pub(crate) use self::nowhere::DetachedMount;
-use self::registry::MountSocket;
+use self::registry::{MountAnswer, MountSocket};
 pub use self::status::MountStatus;
 pub(crate) use self::status::print as print_status;
 use self::takeover::{Predecessor, TakeoverError};
@@ -157,7 +159,15 @@ pub enum CommandError {
         /// Why.
         source: NotDurable,
     },
-    /// The same, as the mount's process has told it.
+    /// It is mounted still.
+    #[error("{} is not unmounted: {reason}; try again", directory.display())]
+    MountedStill {
+        /// Where.
+        directory: PathBuf,
+        /// What the process said.
+        reason: String,
+    },
+    /// It is not, and what was written may not be durable.
     #[error("{} is unmounted, but {reason}", directory.display())]
     Unmounted {
         /// Where it was.
@@ -190,12 +200,15 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     };
     crate::output::line(format_args!("{READY}{}", directory.display()));
     driver.wait();
-    let durable = mounted.durable().map_err(|source| CommandError::NotDurable { uri: uri.to_string(), source });
-    if let Some((control, socket)) = listening {
-        control.tell_end(durable.as_ref().copied());
-        drop(socket);
-    }
-    durable
+    let durable = mounted.end.durable();
+    let not_durable =
+        durable.and_then(Result::err).map(|source| CommandError::NotDurable { uri: uri.to_string(), source });
+    mounted.end.tell(&match durable {
+        Some(_) => MountAnswer::Ended { not_durable: not_durable.as_ref().map(ToString::to_string) },
+        None => MountAnswer::Failed("another process took the mount over before".to_owned()),
+    });
+    drop(listening);
+    not_durable.map_or(Ok(()), Err)
 }
 
 /// A mount that works.
@@ -248,7 +261,7 @@ fn begin(
         tracing::debug!(%error, "the kernel reads 128 KiB ahead");
     }
     keep_caches(&driver, &mounted)?;
-    unmount_at_signals(directory.to_owned())?;
+    unmount_at_signals(directory.to_owned(), mounted.end.clone())?;
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let listening = listen(&driver, mounted.clone(), (path, uri.to_string()), (since, 0));
     Ok(Serving { driver, mounted, listening })
@@ -275,7 +288,7 @@ fn take_over(uri: &RemoteUri, directory: &Path, options: ClientOptions) -> Resul
     };
     driver.control().go_on();
     // Not before: a signal ends this process until then, and the one before goes on.
-    if let Err(error) = unmount_at_signals(path.clone()) {
+    if let Err(error) = unmount_at_signals(path.clone(), mounted.end.clone()) {
         tracing::error!(%error, "signals will end the mount's process without unmounting");
     }
     let listening = listen(&driver, mounted.clone(), (path, uri.to_string()), history);
@@ -306,8 +319,8 @@ fn listen(
     (since, takeovers): (u64, u32),
 ) -> Option<(Arc<MountControl>, MountSocket)> {
     let driver = driver.control();
-    let (handing_over, awaiting) = (Mutex::new(()), Mutex::default());
-    let control = Arc::new(MountControl { mounted, driver, directory, uri, since, takeovers, handing_over, awaiting });
+    let handing_over = Mutex::new(());
+    let control = Arc::new(MountControl { mounted, driver, directory, uri, since, takeovers, handing_over });
     let opened = MountSocket::bind().and_then(|socket| control::serve(&control, &socket).map(|()| (control, socket)));
     let no_socket = |error: &_| tracing::warn!(%error, "the mount has no socket: it is not listed, and no process can take it over");
     opened.inspect_err(no_socket).ok()
@@ -343,12 +356,19 @@ fn keep_locks(client: &Arc<Client>) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// SIGINT and SIGTERM unmount: files that are open stay usable until they are closed.
-fn unmount_at_signals(directory: PathBuf) -> Result<(), CommandError> {
+/// SIGINT and SIGTERM unmount: files that are open stay usable until they are closed. Once the mount has ended, they end the process, which
+/// may wait for a server that is away.
+fn unmount_at_signals(directory: PathBuf, end: End) -> Result<(), CommandError> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(CommandError::Signals)?;
     let watch = move || {
         for _ in signals.forever() {
+            if end.has_begun() {
+                tracing::error!(
+                    "ended by a signal: what was written through the mount may not be durable at the server"
+                );
+                std::process::exit(1);
+            }
             if let Err(error) = unmount(&directory, true) {
                 tracing::error!(%error, "cannot unmount");
             }

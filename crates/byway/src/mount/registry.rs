@@ -2,7 +2,7 @@
 
 use std::fs::Permissions;
 use std::fs::{self, DirBuilder, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Take, Write};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -32,7 +32,7 @@ pub(super) enum Question {
         /// The version that the asking process reads.
         version: u32,
     },
-    /// [`MountAnswer::Awaits`], and [`MountAnswer::Ended`] once the mount has ended.
+    /// [`MountAnswer::Awaits`], [`MountAnswer::Ending`] when the mount ends, and [`MountAnswer::Ended`]; or a failure.
     AwaitEnd,
 }
 
@@ -49,7 +49,9 @@ pub(super) enum MountAnswer {
     },
     /// The end of the mount will be told.
     Awaits,
-    /// The mount has ended.
+    /// The kernel has ended the mount. What was written is made durable now.
+    Ending,
+    /// That is done, or has failed.
     Ended {
         /// Why what was written may not be durable at the server.
         not_durable: Option<String>,
@@ -127,15 +129,28 @@ pub(super) fn tell(mut stream: &UnixStream, what: &impl Serialize) -> io::Result
     stream.write_all(&line)
 }
 
-/// Reads a line of JSON.
-pub(super) fn hear<T: for<'de> Deserialize<'de>>(stream: &UnixStream) -> io::Result<T> {
-    let mut line = String::new();
-    // No further line is sent before this one is answered, so nothing is lost with the reader's buffer.
-    BufReader::new(stream.take(MOUNT_ANSWER_BYTES_MAX)).read_line(&mut line)?;
-    if !line.ends_with('\n') {
-        return Err(ErrorKind::UnexpectedEof.into());
+/// Lines of JSON that a connection brings, of [`MOUNT_ANSWER_BYTES_MAX`] together.
+pub(super) struct Lines<'a>(BufReader<Take<&'a UnixStream>>);
+
+impl<'a> Lines<'a> {
+    pub(super) fn of(stream: &'a UnixStream) -> Self {
+        Self(BufReader::new(stream.take(MOUNT_ANSWER_BYTES_MAX)))
     }
-    Ok(serde_json::from_str(&line)?)
+
+    /// Waits for the next one. After an error of kind `WouldBlock` that found nothing of it, it can be waited for again.
+    pub(super) fn hear<T: for<'de> Deserialize<'de>>(&mut self) -> io::Result<T> {
+        let mut line = String::new();
+        self.0.read_line(&mut line)?;
+        if !line.ends_with('\n') {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        Ok(serde_json::from_str(&line)?)
+    }
+}
+
+/// Reads a line of JSON, after which no further one is sent before it is answered.
+pub(super) fn hear<T: for<'de> Deserialize<'de>>(stream: &UnixStream) -> io::Result<T> {
+    Lines::of(stream).hear()
 }
 
 fn status_at(path: &Path) -> io::Result<MountStatus> {

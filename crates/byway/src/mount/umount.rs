@@ -1,23 +1,17 @@
-//! The end of a mount: what was written through it is made durable at the server first.
-//!
-//! Linux asks no file system of FUSE to sync when it is unmounted, and tells the mount's process afterwards. So that process asks the server
-//! then, and `byway umount` waits for what comes of it; systemd does so by the helper of umount(8) (`helper.rs`).
+//! `byway umount`. systemd unmounts by the helper of umount(8), which does the same (`helper.rs`).
 
 use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use byway_frontend::fuse::mount::unmount;
-use byway_service::file::client::NotDurable;
 use clap::Args;
 
 use super::CommandError;
-use super::filesystem::Mounted;
-use super::registry::{self, MountAnswer, Question, hear, tell};
+use super::registry::{self, Lines, MountAnswer, Question, tell};
 
-/// How long the mount's process may take to say that it will tell.
+/// How long the mount's process may take to say that it will tell, and then that the kernel has ended the mount.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// After that time the command says what it waits for.
@@ -33,75 +27,79 @@ pub struct UmountArguments {
     pub lazy: bool,
 }
 
-/// Whether what was written through a mount is durable, once the mount has ended.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Durability(Arc<OnceLock<Result<(), NotDurable>>>);
-
-impl Mounted {
-    /// The mount has ended: makes durable what was written, and ends the session.
-    pub(super) fn end(&self) {
-        let _ = self.durability.0.set(self.client.make_durable());
-        self.client.close();
-    }
-
-    /// What came of it. A mount that another process has taken over has not ended.
-    pub(super) fn durable(&self) -> Result<(), NotDurable> {
-        self.durability.0.get().copied().unwrap_or(Ok(()))
-    }
+/// What the process of a mount answers to a command that waits for the mount's end.
+enum Awaited {
+    /// It will tell.
+    Told(UnixStream),
+    /// It refuses now, and says why.
+    Refused(String),
+    /// There is no answer.
+    Unknown(io::Error),
 }
 
 /// Unmounts, and waits until what was written is durable at the server, unless it is lazy.
 ///
 /// # Errors
-/// [`CommandError::Mount`]: it is mounted still. [`CommandError::Unmounted`]: it is not, and data may not be durable. Without a process that
-/// could say so, this is a note.
+/// [`CommandError::Mount`], [`CommandError::MountedStill`]: it is mounted still. [`CommandError::Unmounted`]: it is not, and data may not be
+/// durable.
 pub fn umount(UmountArguments { directory, lazy }: &UmountArguments) -> Result<(), CommandError> {
     if *lazy {
         return Ok(unmount(directory, true)?);
     }
-    let process = await_end(directory);
+    let awaited = await_end(directory).unwrap_or_else(Awaited::Unknown);
+    if let Awaited::Refused(reason) = awaited {
+        return Err(CommandError::MountedStill { directory: directory.clone(), reason });
+    }
     unmount(directory, false)?;
-    let process = match process {
-        Ok(process) => process,
-        Err(error) => {
-            let directory = directory.display();
-            let unknown = "what was written and not synced may not be durable at the server";
-            crate::output::note(format_args!("{directory} is unmounted, but {unknown}: {error}"));
-            return Ok(());
-        }
+    let unknown = |error| format!("its process did not say whether what was written is durable at the server: {error}");
+    let not_durable = match awaited {
+        Awaited::Told(process) => end_of(&process, directory).unwrap_or_else(|error| Some(unknown(error))),
+        Awaited::Refused(reason) => Some(reason),
+        Awaited::Unknown(error) => Some(unknown(error)),
     };
-    let told = end_of(&process, directory).unwrap_or_else(|error| {
-        Some(format!("its process did not say whether what was written is durable at the server: {error}"))
-    });
     let failed = |reason| Err(CommandError::Unmounted { directory: directory.clone(), reason });
-    told.map_or(Ok(()), failed)
+    not_durable.map_or(Ok(()), failed)
 }
 
 /// Has the process of a mount tell its end.
-fn await_end(directory: &Path) -> io::Result<UnixStream> {
+fn await_end(directory: &Path) -> io::Result<Awaited> {
     let none = || io::Error::new(io::ErrorKind::NotFound, "no process of yours serves it");
     let (socket, _) = registry::find(directory)?.ok_or_else(none)?;
     let stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     tell(&stream, &Question::AwaitEnd)?;
-    match hear(&stream)? {
-        MountAnswer::Awaits => Ok(stream),
+    // Nothing follows before the mount is unmounted.
+    match Lines::of(&stream).hear()? {
+        MountAnswer::Awaits => Ok(Awaited::Told(stream)),
+        MountAnswer::Failed(reason) => Ok(Awaited::Refused(reason)),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
-/// Why what was written may not be durable. The process bounds the time.
+/// Why what was written may not be durable. From the mount's end on, the process bounds the time.
 fn end_of(process: &UnixStream, directory: &Path) -> io::Result<Option<String>> {
+    let mut lines = Lines::of(process);
+    let still = |error: io::Error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::other("it serves the mount still, perhaps in another mount namespace"),
+        _ => error,
+    };
+    match lines.hear().map_err(still)? {
+        MountAnswer::Ending => {}
+        // It had ended before.
+        MountAnswer::Ended { not_durable } => return Ok(not_durable),
+        MountAnswer::Failed(reason) => return Ok(Some(reason)),
+        _ => return Err(io::ErrorKind::InvalidData.into()),
+    }
     process.set_read_timeout(Some(SILENT_TIME_MAX))?;
-    let told = hear(process).or_else(|error| {
+    let told = lines.hear().or_else(|error| {
         if error.kind() != io::ErrorKind::WouldBlock {
             return Err(error);
         }
         let directory = directory.display();
         crate::output::note(format_args!("{directory} is unmounted; waits until what was written is durable"));
         process.set_read_timeout(None)?;
-        hear(process)
+        lines.hear()
     });
     match told? {
         MountAnswer::Ended { not_durable } => Ok(not_durable),
