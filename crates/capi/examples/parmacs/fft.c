@@ -68,11 +68,19 @@ static void transpose(const struct number *from, struct number *to, int first, i
                 to[(size_t)at * size + row] = from[(size_t)row * size + at];
 }
 
+static struct number begin(size_t at) {
+    struct number first = {(double)(at * 7919 % 1000) / 1000.0, (double)(at * 104729 % 1000) / 1000.0};
+    return first;
+}
+
 static void work(void) {
     LOCK(global->number_lock)
     int me = global->next++;
     UNLOCK(global->number_lock)
     int first = size * me / processes, end = size * (me + 1) / processes;
+    /* Memory belongs to the process that writes to it first. */
+    for (size_t at = (size_t)first * size; at < (size_t)end * size; at++)
+        numbers[at] = begin(at);
     BARRIER(global->meeting, processes)
     if (me == 0)
         CLOCK(global->began)
@@ -92,11 +100,6 @@ static void work(void) {
     BARRIER(global->meeting, processes)
     if (me == 0)
         CLOCK(global->ended)
-}
-
-static struct number begin(size_t at) {
-    struct number first = {(double)(at * 7919 % 1000) / 1000.0, (double)(at * 104729 % 1000) / 1000.0};
-    return first;
 }
 
 /* Whether one number of the result is right, by the sum that defines it. */
@@ -123,8 +126,6 @@ int main(int argc, char **argv) {
     turned = (struct number *)G_MALLOC(count * sizeof(struct number));
     LOCKINIT(global->number_lock)
     BARINIT(global->meeting, processes)
-    for (size_t at = 0; at < count; at++)
-        numbers[at] = begin(at);
     CREATE(work, processes)
     WAIT_FOR_END(processes)
     struct number sum = {0.0, 0.0};

@@ -68,10 +68,19 @@ static void subtract_product(double *a, const double *left, const double *upper)
         }
 }
 
+static void fill(int row, int column) {
+    for (int at = 0; at < NUMBERS; at++)
+        block(row, column)[at] = begin(row * BLOCK + at / BLOCK, column * BLOCK + at % BLOCK, blocks * BLOCK);
+}
+
 static void work(void) {
     LOCK(global->number_lock)
     int me = global->next++;
     UNLOCK(global->number_lock)
+    /* Memory belongs to the process that writes to it first. */
+    for (int at = 0; at < blocks * blocks; at++)
+        if (owner(at / blocks, at % blocks) == me)
+            fill(at / blocks, at % blocks);
     BARRIER(global->meeting, processes)
     if (me == 0)
         CLOCK(global->began)
@@ -112,9 +121,6 @@ int main(int argc, char **argv) {
     matrix = (double *)G_MALLOC((size_t)size * size * sizeof(double));
     LOCKINIT(global->number_lock)
     BARINIT(global->meeting, processes)
-    for (int row = 0; row < size; row++)
-        for (int column = 0; column < size; column++)
-            block(row / BLOCK, column / BLOCK)[row % BLOCK * BLOCK + column % BLOCK] = begin(row, column, size);
     CREATE(work, processes)
     WAIT_FOR_END(processes)
     double sum = 0.0, error = 0.0;

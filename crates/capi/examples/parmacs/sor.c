@@ -32,6 +32,10 @@ static void work(void) {
     int me = global->next++;
     UNLOCK(global->number_lock)
     int first = 1 + (int)((long)(size - 2) * me / processes), end = 1 + (int)((long)(size - 2) * (me + 1) / processes);
+    /* Memory belongs to the process that writes to it first. */
+    for (int row = me == 0 ? 0 : first; row < (me == processes - 1 ? size : end); row++)
+        for (int column = 0; column < size; column++)
+            grid[(size_t)row * size + column] = begin(row, column);
     for (int step = 0; step <= 2 * steps; step++) {
         BARRIER(global->meeting, processes)
         if (me == 0 && step == 0)
@@ -56,9 +60,6 @@ int main(int argc, char **argv) {
     grid = (double *)G_MALLOC((size_t)size * size * sizeof(double));
     LOCKINIT(global->number_lock)
     BARINIT(global->meeting, processes)
-    for (int row = 0; row < size; row++)
-        for (int column = 0; column < size; column++)
-            grid[(size_t)row * size + column] = begin(row, column);
     CREATE(work, processes)
     WAIT_FOR_END(processes)
     double sum = 0.0;

@@ -17,8 +17,8 @@ const WIRES: [&str; 2] = ["tcp", "shm"];
 
 /// The programs of `crates/capi/examples/parmacs` with their sizes, and the least share of the threads' speed that is asked.
 const PROGRAMS: [(&str, &[&str], Option<f64>); 7] = [
-    ("sor", &["1024", "100"], Some(0.8)),
-    ("lu", &["1024"], Some(0.8)),
+    ("sor", &["4096", "50"], Some(0.8)),
+    ("lu", &["2048"], Some(0.8)),
     ("matrix", &["768"], None),
     ("fft", &["1024"], None),
     ("radix", &["4000000"], None),
