@@ -2,9 +2,9 @@
 
 use byway_reactor::{Instant, Reactor};
 
-use super::lane::{LaneId, Phase};
+use super::lane::LaneId;
 use super::lending::is_disconnect;
-use super::{CONNECT, Event, Fabric, Role, token};
+use super::{Event, Fabric, Role};
 use crate::limits::FAREWELL_TIME_MAX;
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
@@ -99,16 +99,7 @@ impl Fabric {
     /// Starts to close a lane; it is gone when what is in flight on it has come back.
     pub(super) fn close_lane(&mut self, reactor: &mut Reactor, slot: LaneId) {
         self.leave_fence(slot);
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.phase != Phase::Closing {
-            if lane.phase != Phase::Up {
-                self.handshakes -= 1;
-            }
-            lane.phase = Phase::Closing;
-            match lane.socket {
-                Some(socket) => reactor.close(socket),
-                None => reactor.cancel(token(self.options.class, CONNECT, slot)),
-            }
+        if self.lanes.close(reactor, slot) {
             self.close_rdma(reactor, slot);
         }
         self.return_lent(slot);
@@ -116,12 +107,7 @@ impl Fabric {
     }
 
     pub(super) fn forget_lane_if_done(&mut self, slot: LaneId) {
-        let Some(lane) = self.lanes.get(slot) else { return };
-        if lane.phase != Phase::Closing || lane.is_busy() {
-            return;
-        }
-        self.queued_heap -= lane.counted_heap;
-        let Some(session) = self.lanes.remove(slot).and_then(|lane| lane.session) else { return };
+        let Some(session) = self.lanes.remove_if_done(slot).and_then(|lane| lane.session) else { return };
         if let Some(state) = self.sessions.get_mut(session) {
             state.lanes.iter_mut().filter(|lane| **lane == Some(slot)).for_each(|lane| *lane = None);
             state.lanes_left -= 1;

@@ -49,9 +49,7 @@ impl Fabric {
         }
         self.draining = true;
         self.close_link_listeners();
-        let waiting = |(_, lane): &(LaneId, &Lane)| lane.phase == Phase::AwaitHello && lane.close_when_sent.is_none();
-        let silent: Vec<LaneId> = self.lanes.iter().filter(waiting).map(|(slot, _)| slot).collect();
-        for slot in silent {
+        for slot in self.lanes.without_hello() {
             self.lane_failed(reactor, slot, CloseReason::WeRefused(RefuseCode::ShuttingDown));
         }
         self.retry_fenced(reactor);
@@ -99,7 +97,6 @@ impl Fabric {
         lane.number = number;
         lane.connecting = true;
         let slot = self.lanes.insert(lane);
-        self.handshakes += 1;
         let Some(state) = self.sessions.get_mut(session) else { return };
         state.lanes[usize::from(number)] = Some(slot);
         state.lanes_left += 1;
@@ -143,9 +140,7 @@ impl Fabric {
                     None => {}
                 }
                 reactor.keep_alive(socket, self.options.keep_alive * 2);
-                if lane.push(header, self.clock, |_| ()) {
-                    self.dirty.push(slot);
-                }
+                self.lanes.push(slot, header, self.clock, |_| ());
             }
         }
         if !self.receive_handshake(reactor, slot) {
@@ -207,7 +202,6 @@ impl Fabric {
             },
         }
         let slot = self.lanes.insert(lane);
-        self.handshakes += 1;
         if !self.receive_handshake(reactor, slot) {
             self.lane_failed(reactor, slot, CloseReason::NoFrames);
         }
@@ -215,7 +209,7 @@ impl Fabric {
 
     /// Whether there are too many connections for one more of `peer`. The log says so, but not for each.
     pub(super) fn no_room(&mut self, now: Instant, peer: Option<SocketAddr>) -> bool {
-        let (connections, handshakes) = (self.lanes.len(), self.handshakes);
+        let (connections, handshakes) = (self.lanes.len(), self.lanes.handshakes());
         if handshakes < HANDSHAKES_MAX && connections < LANES_MAX {
             return false;
         }
@@ -318,9 +312,7 @@ impl Fabric {
     pub(super) fn refuse(&mut self, slot: LaneId, code: RefuseCode) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.close_when_sent = Some(CloseReason::WeRefused(code));
-        if lane.push(session::refuse(Kind::Refuse, code), self.clock, |_| ()) {
-            self.dirty.push(slot);
-        }
+        self.lanes.push(slot, session::refuse(Kind::Refuse, code), self.clock, |_| ());
     }
 
     fn start_session(
@@ -379,11 +371,7 @@ impl Fabric {
     }
 
     fn welcome(&mut self, slot: LaneId, hello: &Hello, agreed: &Agreed) {
-        if let Some(lane) = self.lanes.get_mut(slot)
-            && lane.push(session::welcome(hello, agreed), self.clock, |_| ())
-        {
-            self.dirty.push(slot);
-        }
+        self.lanes.push(slot, session::welcome(hello, agreed), self.clock, |_| ());
     }
 
     /// A bulk lane finds its session, here or on another loop.
@@ -432,8 +420,7 @@ impl Fabric {
             return true;
         }
         let Some(connection) = lane.socket.and_then(|socket| reactor.release(socket)) else { return false };
-        self.handshakes -= 1;
-        let secure = self.lanes.remove(slot).and_then(|lane| lane.secure);
+        let secure = self.lanes.take_out(slot).and_then(|lane| lane.secure);
         let tls = secure.map(|secure| secure.into_stream());
         let begins = header.body::<Hello>().lane.get() == 0;
         registry.hand_over(to, HandedLane { connection, hello: *header, tls, from: Some(*here).filter(|_| begins) });
@@ -464,7 +451,6 @@ impl Fabric {
             lane.was_handed = true;
             let has_frame = lane.frame.is_some();
             let slot = self.lanes.insert(lane);
-            self.handshakes += 1;
             let step = if has_frame { Ok(()) } else { Err(CloseReason::NoFrames) };
             if let Err(reason) = step.and_then(|()| self.hello_came(reactor, slot, &handed.hello, Kind::Hello)) {
                 self.lane_failed(reactor, slot, reason);
@@ -473,15 +459,10 @@ impl Fabric {
     }
 
     fn lane_up(&mut self, reactor: &mut Reactor, slot: LaneId, session: SessionId, number: u16) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        (lane.phase, lane.number, lane.reservation) = (Phase::Up, number, None);
-        self.handshakes -= 1;
-        if lane.session.is_none() {
-            lane.session = Some(session);
-            if let Some(state) = self.sessions.get_mut(session) {
-                state.lanes[usize::from(number)] = Some(slot);
-                state.lanes_left += 1;
-            }
+        let Some(had_session) = self.lanes.set_up(slot, session, number) else { return };
+        if !had_session && let Some(state) = self.sessions.get_mut(session) {
+            state.lanes[usize::from(number)] = Some(slot);
+            state.lanes_left += 1;
         }
         self.receive_messages(reactor, slot);
     }

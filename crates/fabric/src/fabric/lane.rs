@@ -174,6 +174,11 @@ impl Lane {
         self.receiving || self.sending.is_some() || self.connecting
     }
 
+    /// Whether its `Hello` waits for the end of an old session, or for its own last send before it goes to another loop.
+    pub(super) fn is_fenced(&self) -> bool {
+        self.hello.is_some() && !self.is_busy() && self.close_when_sent.is_none()
+    }
+
     /// Whether it has something to send, and no send in flight whose end would see to that.
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty

@@ -10,6 +10,7 @@ mod grants;
 mod handler;
 mod handshake;
 mod lane;
+mod lanes;
 mod lending;
 mod measure;
 mod rdma_lanes;
@@ -32,6 +33,7 @@ use byway_reactor::{Address, Completion, Errno, FramePool, Gather, Instant, List
 use self::ending::Farewell;
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
+use self::lanes::Lanes;
 use self::rdma_lanes::RdmaLanes;
 pub use self::slab::Slab;
 pub use self::transfer::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
@@ -195,7 +197,7 @@ enum Event {
 /// See the module.
 pub struct Fabric {
     options: Options,
-    lanes: Slots<Lane>,
+    lanes: Lanes,
     sessions: Slots<Session, SessionKind>,
     windows: Windows,
     random: Random,
@@ -203,15 +205,9 @@ pub struct Fabric {
     tls_server: ServerTls,
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
-    dirty: Vec<LaneId>,
-    /// Control lanes that wait for a buffer that their message fits into, in order.
-    starved: Vec<LaneId>,
-    /// Buffers that had come back when they were last looked at.
-    starved_fed_at: u64,
     events: Vec<Event>,
     /// Empty: room for the next events, while those before are delivered.
     delivered: Vec<Event>,
-    handshakes: usize,
     expecting: usize,
     ticking: bool,
     /// A timer is set that has the loop not sleep, and look at what waits once more.
@@ -220,8 +216,6 @@ pub struct Fabric {
     draining: bool,
     /// Sessions that their peers are to close, and the code and time with which they are closed here at the latest.
     farewells: Vec<Farewell>,
-    /// Heap memory of what waits to be sent, on all lanes.
-    queued_heap: usize,
     /// What is put now is what the peer has asked for.
     answering: bool,
     last_closed: Option<CloseReason>,
@@ -246,7 +240,7 @@ impl Fabric {
     pub fn new(options: Options) -> Self {
         Self {
             options: Options { keep_alive: options.keep_alive.min(KEEP_ALIVE_MAX), ..options },
-            lanes: Slots::default(),
+            lanes: Lanes::new(options.class),
             sessions: Slots::default(),
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
@@ -254,18 +248,13 @@ impl Fabric {
             tls_server: ServerTls::Off,
             tls_client: None,
             listeners: Vec::new(),
-            dirty: Vec::new(),
-            starved: Vec::new(),
-            starved_fed_at: 0,
             events: Vec::new(),
             delivered: Vec::new(),
-            handshakes: 0,
             expecting: 0,
             ticking: false,
             turns_again: false,
             draining: false,
             farewells: Vec::new(),
-            queued_heap: 0,
             answering: false,
             last_closed: None,
             counters: FabricCounters::default(),
@@ -443,36 +432,35 @@ impl Fabric {
         let class = self.options.class;
         let mut clocked = false;
         loop {
-            while let Some(slot) = self.dirty.pop() {
-                if !self.lanes.get(slot).is_some_and(Lane::is_dirty) {
-                    continue;
-                }
+            while let Some(slot) = self.lanes.take_dirty() {
                 if !std::mem::replace(&mut clocked, true) {
                     self.clock = reactor.now();
                 }
                 if self.send_now(reactor, slot, handler) {
                     continue;
                 }
-                match self.lanes.get_mut(slot) {
+                match self.lanes.get(slot) {
                     Some(lane) if lane.connection.is_some() => self.send_outbox(slot),
-                    Some(lane) => lane.start_send(reactor, token(class, SEND, slot), self.clock),
-                    None => {}
+                    _ => self.lanes.start_send(reactor, slot, self.clock),
                 }
             }
             self.flush_rdma(reactor, handler);
             self.deliver(reactor, handler);
-            if self.dirty.is_empty() && self.rdma_lanes.as_ref().is_none_or(|rdma| rdma.is_flushed()) {
+            if !self.lanes.has_dirty() && self.rdma_lanes.as_ref().is_none_or(|rdma| rdma.is_flushed()) {
                 break;
             }
         }
         if !self.ticking
-            && (self.handshakes > 0 || self.expecting > 0 || !self.farewells.is_empty() || self.watches_intake())
+            && (self.lanes.handshakes() > 0
+                || self.expecting > 0
+                || !self.farewells.is_empty()
+                || self.lanes.watches_intake())
         {
             self.ticking = true;
             let at = reactor.now() + TICK;
             reactor.submit(Op::Timer { at }, Token::new(class, TIMER, 0, 0));
         }
-        let starved = !self.starved.is_empty() && reactor.receive_buffers().given_back() != given_back;
+        let starved = self.lanes.has_starved() && reactor.receive_buffers().given_back() != given_back;
         if (starved || handler.can_go_on(reactor)) && !std::mem::replace(&mut self.turns_again, true) {
             // What ended here has no completion to wake the loop by.
             reactor.submit(Op::Timer { at: reactor.now() }, Token::new(class, AGAIN, 0, 0));
@@ -505,7 +493,7 @@ impl Fabric {
         result: Result<usize, Errno>,
         handler: &mut H,
     ) {
-        let (class, now) = (self.options.class, self.clock);
+        let now = self.clock;
         self.note_sent(slot, result.unwrap_or(0), now);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.sent(gather);
@@ -521,7 +509,7 @@ impl Fabric {
             (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
             (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
-            (Ok(_), _) => lane.start_send(reactor, token(class, SEND, slot), now),
+            (Ok(_), _) => self.lanes.start_send(reactor, slot, now),
         }
         self.count_heap(slot);
         if let Some(session) = session {

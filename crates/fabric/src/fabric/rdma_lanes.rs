@@ -278,7 +278,6 @@ impl Fabric {
         let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
         (lane.connection, lane.reservation) = (Some(connection), Some(reservation));
         let slot = self.lanes.insert(lane);
-        self.handshakes += 1;
         rdma.lanes.insert(connection, slot);
         rdma.transport.accept(reactor, connection);
         self.watch_clients(reactor);
@@ -295,9 +294,7 @@ impl Fabric {
         let Some(state) = lane.session.and_then(|session| self.sessions.get_mut(session)) else { return };
         state.peer = peer;
         let header = session::hello(&state.identity, &state.terms, 0);
-        if lane.push(header, self.clock, |_| ()) {
-            self.dirty.push(slot);
-        }
+        self.lanes.push(slot, header, self.clock, |_| ());
     }
 
     /// Where the client of a lane is.

@@ -9,12 +9,11 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, FrameRange, Need, Op, Reactor, Scatter};
 
 use super::lane::{Lane, LaneId, PausedRecv, Phase, Placing};
-use super::{Fabric, GetError, Handler, RECV, Role, Session, token};
+use super::{Fabric, GetError, Handler, Role, Session};
 use crate::checksum::payload_checksum;
 use crate::feedback::Stall;
 use crate::limits::{
-    CONTROL_FRAME_BYTES_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MIN,
-    SMALL_BYTES_MAX,
+    CONTROL_FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
 };
 use crate::session::CloseReason;
 use crate::slots::SessionId;
@@ -102,19 +101,18 @@ impl Fabric {
             (lane.paused, lane.paused_at) = (Some(PausedRecv::Receive(op)), self.clock);
             return;
         }
-        lane.receiving = true;
-        reactor.submit(op, token(self.options.class, RECV, slot));
+        self.lanes.receive(reactor, slot, op);
     }
 
     /// Whether nothing more is received from a server's client until it has taken answers: they lie on our heap.
     pub(super) fn is_held(&self, session: SessionId) -> bool {
-        if self.queued_heap <= SESSION_HEAP_BYTES_MAX {
+        if !self.lanes.watches_intake() {
             return false;
         }
         // A client never stops listening: both ends could else wait for each other. It ends sessions that ask too much.
         let client = self.sessions.get(session).filter(|state| state.role == Role::Server);
         let heap = client.map_or(0, |state| self.heap_for(state));
-        heap > SESSION_HEAP_BYTES_MAX || (self.queued_heap > LOOP_HEAP_BYTES_MAX && heap > SESSION_HEAP_BYTES_MIN)
+        heap > SESSION_HEAP_BYTES_MAX || (self.lanes.is_full() && heap > SESSION_HEAP_BYTES_MIN)
     }
 
     /// Heap memory of what waits for a session's peer.
@@ -123,15 +121,10 @@ impl Fabric {
         state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
     }
 
-    /// Whether what waits is so much that peers are watched for taking it.
-    pub(super) fn watches_intake(&self) -> bool {
-        self.queued_heap > SESSION_HEAP_BYTES_MAX
-    }
-
     /// Ends the sessions of peers that take nothing, while memory is short because of them, or of a server's clients at all: those
     /// that have less than it takes to be held back are too many then.
     pub(super) fn end_stopped(&mut self, reactor: &mut Reactor) {
-        if !self.watches_intake() {
+        if !self.lanes.watches_intake() {
             return;
         }
         let now = reactor.now();
@@ -153,13 +146,8 @@ impl Fabric {
     /// [`Fabric::flush`], ahead of all else that waits for frames.
     pub fn feed_starved<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         let given_back = reactor.receive_buffers().given_back();
-        if self.starved.is_empty() || std::mem::replace(&mut self.starved_fed_at, given_back) == given_back {
-            return;
-        }
-        for slot in std::mem::take(&mut self.starved) {
-            let Some(lane) = self.lanes.get_mut(slot) else { continue };
-            lane.starved = false;
-            if lane.phase == Phase::Up && lane.paused.take().is_some() {
+        for slot in self.lanes.take_starved(given_back) {
+            if self.lanes.feed(slot) {
                 self.control_came(reactor, slot, 0, handler);
             }
         }
@@ -281,7 +269,7 @@ impl Fabric {
             wanted: control_frame_bytes(frame.len(), filled == frame.len()),
         });
         // Lanes that wait for a longer buffer get it in the order in which they came.
-        let must_wait = next_len > frame.len() && !self.starved.is_empty();
+        let must_wait = next_len > frame.len() && self.lanes.has_starved();
         let next = if next_len == frame.len() || must_wait { None } else { buffers.alloc(next_len) };
         if let Some(mut next) = next {
             next.copy_from(0, &frame, at..filled);
@@ -296,10 +284,7 @@ impl Fabric {
             lane.frame = Some(frame);
             if starved {
                 lane.paused = Some(PausedRecv::Messages);
-                if !std::mem::replace(&mut lane.starved, true) {
-                    self.starved.push(slot);
-                }
-                return;
+                return self.lanes.starve(slot);
             }
         }
         self.receive_own(reactor, slot, len, (need - left).max(1));

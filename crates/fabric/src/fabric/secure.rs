@@ -9,7 +9,7 @@ use byway_reactor::{Frame, Gather, Need, Reactor};
 use super::lane::LaneId;
 use super::lane::{PausedRecv, Phase, Placing};
 use super::receive::{HEADER_FRAME_BYTES, check_bulk};
-use super::{Fabric, Handler, SEND, token};
+use super::{Fabric, Handler};
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
 use crate::tls::{PeerIdentity, TlsError, TlsStream};
@@ -112,10 +112,10 @@ impl Fabric {
         if ended {
             return self.stream_ended(reactor, slot, taken < plaintext.len());
         }
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
         if wants_send {
-            lane.start_send(reactor, token(self.options.class, SEND, slot), self.clock);
+            self.lanes.start_send(reactor, slot, self.clock);
         }
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
         }
@@ -145,8 +145,8 @@ impl Fabric {
             return self.lane_failed(reactor, slot, reason);
         }
         lane.close_when_sent = Some(reason);
-        lane.start_send(reactor, token(self.options.class, SEND, slot), self.clock);
-        if !lane.is_busy() {
+        self.lanes.start_send(reactor, slot, self.clock);
+        if self.lanes.get(slot).is_some_and(|lane| !lane.is_busy()) {
             self.lane_failed(reactor, slot, reason);
         }
     }

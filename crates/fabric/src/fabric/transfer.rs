@@ -12,7 +12,7 @@ use super::lane::{Lane, LaneId};
 use super::rdma_windows::UseId;
 use super::{Event, Fabric, Handler, Role};
 use crate::checksum::payload_checksum;
-use crate::limits::{ANSWERS_MAX, LOOP_HEAP_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use crate::limits::{ANSWERS_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::{Closed, WindowError, WindowKey, slot_of};
@@ -274,10 +274,8 @@ impl Fabric {
         }
         let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
         self.give_spare(slot);
+        self.lanes.push(slot, header, self.clock, push);
         if let Some(lane) = self.lanes.get_mut(slot) {
-            if lane.push(header, self.clock, push) {
-                self.dirty.push(slot);
-            }
             let placed = header.flags & FLAG_PLACED != 0;
             debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
             // Over RDMA what waits to be sent lies with the transport, and is not told apart.
@@ -409,20 +407,18 @@ impl Fabric {
     /// Notes how much heap memory a lane's queue has.
     pub(super) fn count_heap(&mut self, slot: LaneId) {
         let Some(lane) = self.lanes.get(slot) else { return };
-        let now = lane.queued_heap() + self.rdma_queued(lane).1;
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        self.queued_heap = self.queued_heap - lane.counted_heap + now;
-        lane.counted_heap = now;
+        let in_transport = self.rdma_queued(lane).1;
+        self.lanes.count_heap(slot, in_transport);
     }
 
     /// Heap memory of what waits to be sent.
     pub fn queued_heap_bytes(&self) -> usize {
-        self.queued_heap
+        self.lanes.queued_heap()
     }
 
     /// Whether so much waits to be sent to all clients that answers which need memory of their own must wait.
     pub fn is_full(&self) -> bool {
-        self.queued_heap > LOOP_HEAP_BYTES_MAX
+        self.lanes.is_full()
     }
 
     /// Whether anything can be put to a session's peer yet.

@@ -38,7 +38,7 @@ fn a_connection_that_there_is_no_room_for_is_told_so() {
     let listener = fabric.listen(&mut reactor, &Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
     let at = reactor.local_address(listener).unwrap();
     // As if so many others were in their handshakes.
-    fabric.handshakes = HANDSHAKES_MAX;
+    fabric.lanes.pretend_handshakes(HANDSHAKES_MAX);
     let client = std::thread::spawn(move || {
         let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [1; 16] };
         let terms = Terms { checksum: PayloadChecksum::Off, bulk_lanes: 1 };

@@ -1,0 +1,233 @@
+//! The connections of a fabric: which of them have something to send, which wait for a buffer, and how much memory waits on them.
+//!
+//! A lane is added, gets up, is closed and goes away by the methods here alone, so that the counts and lists agree with the table.
+
+use byway_reactor::{Gather, Instant, Op, Reactor};
+
+use super::lane::{Lane, LaneId, Phase};
+use super::{CONNECT, RECV, SEND};
+use crate::limits::{FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX};
+use crate::slots::{SessionId, Slots};
+use crate::wire::Header;
+
+/// See the module.
+pub(super) struct Lanes {
+    /// The class of their tokens.
+    class: u8,
+    table: Slots<Lane>,
+    /// Those that may have something to send and no send in flight.
+    dirty: Vec<LaneId>,
+    /// Control lanes that wait for a buffer that their message fits into, in order.
+    starved: Vec<LaneId>,
+    /// Buffers that had come back when they were last looked at.
+    starved_fed_at: u64,
+    /// Those that are neither up nor being closed.
+    handshakes: usize,
+    /// Heap memory of what waits to be sent, on all lanes.
+    queued_heap: usize,
+}
+
+impl Lanes {
+    /// None, for tokens of `class`.
+    pub(super) fn new(class: u8) -> Self {
+        Self {
+            class,
+            table: Slots::default(),
+            dirty: Vec::new(),
+            starved: Vec::new(),
+            starved_fed_at: 0,
+            handshakes: 0,
+            queued_heap: 0,
+        }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    pub(super) fn get(&self, slot: LaneId) -> Option<&Lane> {
+        self.table.get(slot)
+    }
+
+    pub(super) fn get_mut(&mut self, slot: LaneId) -> Option<&mut Lane> {
+        self.table.get_mut(slot)
+    }
+
+    /// Adds a lane, whose handshake begins.
+    pub(super) fn insert(&mut self, lane: Lane) -> LaneId {
+        self.handshakes += 1;
+        self.table.insert(lane)
+    }
+
+    /// Lanes in their handshake.
+    pub(super) fn handshakes(&self) -> usize {
+        self.handshakes
+    }
+
+    /// The handshake of a lane is over: it has this number in its session. Gives whether it had its session before; `None` if it
+    /// is gone.
+    pub(super) fn set_up(&mut self, slot: LaneId, session: SessionId, number: u16) -> Option<bool> {
+        let lane = self.table.get_mut(slot)?;
+        (lane.phase, lane.number, lane.reservation) = (Phase::Up, number, None);
+        self.handshakes -= 1;
+        Some(lane.session.replace(session).is_some())
+    }
+
+    /// Takes a lane out, in its handshake, on which nothing is in flight.
+    pub(super) fn take_out(&mut self, slot: LaneId) -> Option<Lane> {
+        let lane = self.table.remove(slot)?;
+        self.handshakes -= 1;
+        Some(lane)
+    }
+
+    /// Starts to close a lane. False if that was done before.
+    pub(super) fn close(&mut self, reactor: &mut Reactor, slot: LaneId) -> bool {
+        let Some(lane) = self.table.get_mut(slot).filter(|lane| lane.phase != Phase::Closing) else { return false };
+        if lane.phase != Phase::Up {
+            self.handshakes -= 1;
+        }
+        lane.phase = Phase::Closing;
+        match lane.socket {
+            Some(socket) => reactor.close(socket),
+            None => reactor.cancel(slot.token(self.class, CONNECT)),
+        }
+        true
+    }
+
+    /// Takes a closed lane out when nothing is in flight on it any more.
+    pub(super) fn remove_if_done(&mut self, slot: LaneId) -> Option<Lane> {
+        self.table.get(slot).filter(|lane| lane.phase == Phase::Closing && !lane.is_busy())?;
+        let lane = self.table.remove(slot)?;
+        self.queued_heap -= lane.counted_heap;
+        Some(lane)
+    }
+
+    /// Lanes whose `Hello` no session has come of, and that are not being refused.
+    pub(super) fn without_hello(&self) -> Vec<LaneId> {
+        let waits = |(_, lane): &(LaneId, &Lane)| lane.phase == Phase::AwaitHello && lane.close_when_sent.is_none();
+        self.table.iter().filter(waits).map(|(slot, _)| slot).collect()
+    }
+
+    /// Takes the `Hello` of each fenced lane, which may try again.
+    pub(super) fn take_fenced(&mut self) -> Vec<(LaneId, Header)> {
+        if self.handshakes == 0 {
+            return Vec::new();
+        }
+        let fenced = self.table.iter_mut().filter(|(_, lane)| lane.phase == Phase::Fenced);
+        let retry = |(slot, lane): (LaneId, &mut Lane)| {
+            lane.phase = Phase::AwaitHello;
+            Some((slot, lane.hello.take()?))
+        };
+        fenced.filter_map(retry).collect()
+    }
+
+    /// Lanes whose handshake has taken too long.
+    pub(super) fn slow(&self, now: Instant) -> Vec<LaneId> {
+        if self.handshakes == 0 {
+            return Vec::new();
+        }
+        let is_slow = |(_, lane): &(LaneId, &Lane)| {
+            let time_max = if lane.is_fenced() { FENCE_TIME_MAX } else { HANDSHAKE_TIME_MAX };
+            !matches!(lane.phase, Phase::Up | Phase::Closing) && now - lane.opened_at >= time_max
+        };
+        self.table.iter().filter(is_slow).map(|(slot, _)| slot).collect()
+    }
+
+    /// Appends a message to what a lane sends next.
+    #[inline]
+    pub(super) fn push(&mut self, slot: LaneId, header: Header, now: Instant, payload: impl FnOnce(&mut Gather)) {
+        if let Some(lane) = self.table.get_mut(slot)
+            && lane.push(header, now, payload)
+        {
+            self.dirty.push(slot);
+        }
+    }
+
+    /// Takes a lane that has something to send and no send in flight.
+    pub(super) fn take_dirty(&mut self) -> Option<LaneId> {
+        while let Some(slot) = self.dirty.pop() {
+            if self.table.get(slot).is_some_and(Lane::is_dirty) {
+                return Some(slot);
+            }
+        }
+        None
+    }
+
+    /// Whether a lane may have something to send.
+    pub(super) fn has_dirty(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
+    /// Sends what has gathered on a lane: see [`Lane::start_send`].
+    pub(super) fn start_send(&mut self, reactor: &mut Reactor, slot: LaneId, now: Instant) {
+        if let Some(lane) = self.table.get_mut(slot) {
+            lane.start_send(reactor, slot.token(self.class, SEND), now);
+        }
+    }
+
+    /// Begins a receive.
+    pub(super) fn receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
+        let Some(lane) = self.table.get_mut(slot) else { return };
+        lane.receiving = true;
+        reactor.submit(op, slot.token(self.class, RECV));
+    }
+
+    /// Notes how much heap memory a lane's queue has; `in_transport`: what has gone to a transport that has queues of its own.
+    pub(super) fn count_heap(&mut self, slot: LaneId, in_transport: usize) {
+        let Some(lane) = self.table.get_mut(slot) else { return };
+        let now = lane.queued_heap() + in_transport;
+        self.queued_heap = self.queued_heap - lane.counted_heap + now;
+        lane.counted_heap = now;
+    }
+
+    /// Heap memory of what waits to be sent.
+    pub(super) fn queued_heap(&self) -> usize {
+        self.queued_heap
+    }
+
+    /// Whether what waits is so much that peers are watched for taking it.
+    pub(super) fn watches_intake(&self) -> bool {
+        self.queued_heap > SESSION_HEAP_BYTES_MAX
+    }
+
+    /// Whether so much waits to be sent that answers which need memory of their own must wait.
+    pub(super) fn is_full(&self) -> bool {
+        self.queued_heap > LOOP_HEAP_BYTES_MAX
+    }
+
+    /// A lane waits for a longer buffer, behind those that do already.
+    pub(super) fn starve(&mut self, slot: LaneId) {
+        if let Some(lane) = self.table.get_mut(slot)
+            && !std::mem::replace(&mut lane.starved, true)
+        {
+            self.starved.push(slot);
+        }
+    }
+
+    /// Whether lanes wait for longer buffers.
+    pub(super) fn has_starved(&self) -> bool {
+        !self.starved.is_empty()
+    }
+
+    /// Takes the lanes that wait for longer buffers, in order, if buffers have come back since they were last taken; each is then
+    /// to be [fed](Self::feed).
+    pub(super) fn take_starved(&mut self, given_back: u64) -> Vec<LaneId> {
+        if self.starved.is_empty() || std::mem::replace(&mut self.starved_fed_at, given_back) == given_back {
+            return Vec::new();
+        }
+        std::mem::take(&mut self.starved)
+    }
+
+    /// A lane no longer waits for a longer buffer. Whether the messages that it has are to be looked at.
+    pub(super) fn feed(&mut self, slot: LaneId) -> bool {
+        let Some(lane) = self.table.get_mut(slot) else { return false };
+        lane.starved = false;
+        lane.phase == Phase::Up && lane.paused.take().is_some()
+    }
+
+    /// As if so many lanes were in their handshakes.
+    #[cfg(test)]
+    pub(super) fn pretend_handshakes(&mut self, count: usize) {
+        self.handshakes = count;
+    }
+}
