@@ -100,7 +100,7 @@ impl Fabric {
     pub(super) fn close_lane(&mut self, reactor: &mut Reactor, slot: LaneId) {
         self.leave_fence(slot);
         if self.lanes.close(reactor, slot) {
-            self.close_rdma(reactor, slot);
+            self.take_gots(reactor);
         }
         self.return_lent(slot);
         self.forget_lane_if_done(slot);

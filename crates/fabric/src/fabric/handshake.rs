@@ -48,7 +48,9 @@ impl Fabric {
             reactor.close_listener(*listener);
         }
         self.draining = true;
-        self.close_link_listeners();
+        if let Some(rdma) = self.lanes.rdma_mut() {
+            rdma.transport.close_listeners();
+        }
         for slot in self.lanes.without_hello() {
             self.lane_failed(reactor, slot, CloseReason::WeRefused(RefuseCode::ShuttingDown));
         }
@@ -349,8 +351,8 @@ impl Fabric {
         let lanes = 1 + usize::from(bulk_lanes);
         let (socket, connection) = (lane.socket, lane.connection);
         let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
-        let peer = self.lanes.get(slot).and_then(|lane| self.rdma_peer(lane));
-        let peer = peer.or_else(|| reactor.peer_address(socket?));
+        let by_device = || self.lanes.rdma()?.transport.peer(connection?);
+        let peer = by_device().or_else(|| reactor.peer_address(socket?));
         self.counters.sessions += 1;
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
         let terms = self.options.terms;

@@ -5,8 +5,10 @@
 use byway_reactor::{Gather, Instant, Op, Reactor};
 
 use super::lane::{Lane, LaneId, Phase};
+use super::rdma_lanes::RdmaLanes;
 use super::{CONNECT, RECV, SEND};
 use crate::limits::{FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX};
+use crate::registration;
 use crate::slots::{SessionId, Slots};
 use crate::wire::Header;
 
@@ -25,11 +27,15 @@ pub(super) struct Lanes {
     handshakes: usize,
     /// Heap memory of what waits to be sent, on all lanes.
     queued_heap: usize,
+    /// How much memory stays registered with devices.
+    registrations: registration::Limits,
+    /// Those over RDMA, if there ever was one.
+    rdma: Option<Box<RdmaLanes>>,
 }
 
 impl Lanes {
     /// None, for tokens of `class`.
-    pub(super) fn new(class: u8) -> Self {
+    pub(super) fn new(class: u8, registrations: registration::Limits) -> Self {
         Self {
             class,
             table: Slots::default(),
@@ -38,6 +44,8 @@ impl Lanes {
             starved_fed_at: 0,
             handshakes: 0,
             queued_heap: 0,
+            registrations,
+            rdma: None,
         }
     }
 
@@ -91,6 +99,9 @@ impl Lanes {
             Some(socket) => reactor.close(socket),
             None => reactor.cancel(slot.token(self.class, CONNECT)),
         }
+        if let Some(rdma) = &mut self.rdma {
+            rdma.close(lane);
+        }
         true
     }
 
@@ -136,9 +147,11 @@ impl Lanes {
     /// Appends a message to what a lane sends next.
     #[inline]
     pub(super) fn push(&mut self, slot: LaneId, header: Header, now: Instant, payload: impl FnOnce(&mut Gather)) {
-        if let Some(lane) = self.table.get_mut(slot)
-            && lane.push(header, now, payload)
-        {
+        let Some(lane) = self.table.get_mut(slot) else { return };
+        if let Some(rdma) = &mut self.rdma {
+            rdma.give_spare(lane);
+        }
+        if lane.push(header, now, payload) {
             self.dirty.push(slot);
         }
     }
@@ -165,6 +178,14 @@ impl Lanes {
         }
     }
 
+    /// Hands what has gathered on a lane over to the transport of its device. False for a lane of a stream.
+    pub(super) fn send_by_device(&mut self, slot: LaneId) -> bool {
+        let lane = self.table.get_mut(slot).filter(|lane| lane.connection.is_some());
+        let (Some(lane), Some(rdma)) = (lane, &mut self.rdma) else { return false };
+        rdma.send(lane);
+        true
+    }
+
     /// Begins a receive.
     pub(super) fn receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
         let Some(lane) = self.table.get_mut(slot) else { return };
@@ -172,10 +193,27 @@ impl Lanes {
         reactor.submit(op, slot.token(self.class, RECV));
     }
 
-    /// Notes how much heap memory a lane's queue has; `in_transport`: what has gone to a transport that has queues of its own.
-    pub(super) fn count_heap(&mut self, slot: LaneId, in_transport: usize) {
+    /// Bytes that wait on a lane for the peer, or the kernel for it, to take them.
+    pub(super) fn queued_on(&self, lane: &Lane) -> usize {
+        let in_transport = || Some(self.rdma.as_ref()?.transport.queued(lane.connection?));
+        lane.queued() + in_transport().unwrap_or(0)
+    }
+
+    /// Heap memory of that.
+    pub(super) fn heap_on(&self, lane: &Lane) -> usize {
+        lane.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane)
+    }
+
+    /// When the oldest of that was queued.
+    pub(super) fn oldest_on(&self, lane: &Lane) -> Option<Instant> {
+        let in_transport = || self.rdma.as_ref()?.transport.oldest(lane.connection?);
+        lane.oldest().into_iter().chain(in_transport()).min()
+    }
+
+    /// Notes how much heap memory a lane's queue has.
+    pub(super) fn count_heap(&mut self, slot: LaneId) {
         let Some(lane) = self.table.get_mut(slot) else { return };
-        let now = lane.queued_heap() + in_transport;
+        let now = lane.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane);
         self.queued_heap = self.queued_heap - lane.counted_heap + now;
         lane.counted_heap = now;
     }
@@ -225,9 +263,37 @@ impl Lanes {
         lane.phase == Phase::Up && lane.paused.take().is_some()
     }
 
+    /// Connections over RDMA, if there ever was one.
+    pub(super) fn rdma(&self) -> Option<&RdmaLanes> {
+        self.rdma.as_deref()
+    }
+
+    /// Connections over RDMA, if there ever was one.
+    pub(super) fn rdma_mut(&mut self) -> Option<&mut RdmaLanes> {
+        self.rdma.as_deref_mut()
+    }
+
+    /// Connections over RDMA, of which there will be one.
+    pub(super) fn begin_rdma(&mut self) -> &mut RdmaLanes {
+        self.rdma.get_or_insert_with(|| Box::new(RdmaLanes::new(self.class, self.registrations)))
+    }
+
+    /// See [`RdmaLanes::probe_clients`].
+    pub(super) fn probe_clients(&mut self, is_client: impl Fn(SessionId) -> bool) {
+        let session_of = |slot: LaneId| self.table.get(slot)?.session;
+        if let Some(rdma) = &mut self.rdma {
+            rdma.probe_clients(|slot| session_of(slot).is_some_and(&is_client));
+        }
+    }
+
     /// As if so many lanes were in their handshakes.
     #[cfg(test)]
     pub(super) fn pretend_handshakes(&mut self, count: usize) {
         self.handshakes = count;
     }
+}
+
+/// Heap memory of what a lane has handed over to the transport of its device.
+fn heap_in_transport(rdma: Option<&RdmaLanes>, lane: &Lane) -> usize {
+    rdma.zip(lane.connection).map_or(0, |(rdma, connection)| rdma.transport.queued_heap(connection))
 }

@@ -17,10 +17,9 @@ impl Fabric {
         let now = reactor.now();
         let mut feedback = state.meter.read(now);
         for lane in state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)) {
-            let (queued, _) = self.rdma_queued(lane);
-            feedback.queued_bytes += (lane.queued() + queued) as u64;
-            let oldest = lane.oldest().into_iter().chain(self.rdma_oldest(lane)).min();
-            feedback.waiting = feedback.waiting.max(oldest.map_or(Duration::ZERO, |at| now.since(at)));
+            feedback.queued_bytes += self.lanes.queued_on(lane) as u64;
+            let waiting = self.lanes.oldest_on(lane).map_or(Duration::ZERO, |at| now.since(at));
+            feedback.waiting = feedback.waiting.max(waiting);
         }
         Some(feedback)
     }

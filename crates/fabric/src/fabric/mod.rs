@@ -35,6 +35,7 @@ pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
 use self::lanes::Lanes;
 use self::rdma_lanes::RdmaLanes;
+use self::rdma_windows::RdmaReads;
 pub use self::slab::Slab;
 pub use self::transfer::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
 use self::wire::Wire;
@@ -227,8 +228,8 @@ pub struct Fabric {
     arena: Option<FramePool>,
     /// A list for what is placed.
     placed: Gather,
-    /// Connections over RDMA, if there ever was one.
-    rdma_lanes: Option<Box<RdmaLanes>>,
+    /// Gets that devices have in flight.
+    rdma_reads: RdmaReads,
     /// What all sessions were made to wait.
     delays: Delays,
     /// The time of the turn.
@@ -240,7 +241,7 @@ impl Fabric {
     pub fn new(options: Options) -> Self {
         Self {
             options: Options { keep_alive: options.keep_alive.min(KEEP_ALIVE_MAX), ..options },
-            lanes: Lanes::new(options.class),
+            lanes: Lanes::new(options.class, options.registrations),
             sessions: Slots::default(),
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
@@ -262,7 +263,7 @@ impl Fabric {
             admits: None,
             arena: None,
             placed: Gather::new(),
-            rdma_lanes: None,
+            rdma_reads: RdmaReads::default(),
             delays: Delays::default(),
             clock: Instant::ZERO,
         }
@@ -439,14 +440,13 @@ impl Fabric {
                 if self.send_now(reactor, slot, handler) {
                     continue;
                 }
-                match self.lanes.get(slot) {
-                    Some(lane) if lane.connection.is_some() => self.send_outbox(slot),
-                    _ => self.lanes.start_send(reactor, slot, self.clock),
+                if !self.lanes.send_by_device(slot) {
+                    self.lanes.start_send(reactor, slot, self.clock);
                 }
             }
             self.flush_rdma(reactor, handler);
             self.deliver(reactor, handler);
-            if !self.lanes.has_dirty() && self.rdma_lanes.as_ref().is_none_or(|rdma| rdma.is_flushed()) {
+            if !self.lanes.has_dirty() && self.lanes.rdma().is_none_or(RdmaLanes::is_flushed) {
                 break;
             }
         }
@@ -475,7 +475,7 @@ impl Fabric {
         let Some(bytes) = lane.send_now(reactor, now) else { return false };
         let session = lane.session;
         self.note_sent(slot, bytes, now);
-        self.count_heap(slot);
+        self.lanes.count_heap(slot);
         if let Some(session) = session {
             if let Some(state) = self.sessions.get_mut(session) {
                 state.intake.took();
@@ -511,7 +511,7 @@ impl Fabric {
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
             (Ok(_), _) => self.lanes.start_send(reactor, slot, now),
         }
-        self.count_heap(slot);
+        self.lanes.count_heap(slot);
         if let Some(session) = session {
             self.resume(reactor, session, handler);
         }

@@ -10,17 +10,17 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Instant, Op, Reactor, Token};
+use byway_reactor::{Completion, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::lane::{Lane, LaneId, Phase};
-use super::rdma_windows::RdmaReads;
-use super::{Fabric, Handler, Options, RDMA, RDMA_FAILED, RDMA_IDLE, Role};
+use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE, Role};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
-use crate::rdma::transport::{ConnectionId, Event as RdmaEvent, Received, Transport};
+use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Received, Transport};
 use crate::registration::{Counters, Limits, Mode};
 use crate::registry::SessionReservation;
 use crate::session::{self, CloseReason};
@@ -31,8 +31,9 @@ use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header, RefuseCode};
 /// The RDMA connections of a fabric, and the lane of each.
 pub(super) struct RdmaLanes {
     pub(super) transport: Transport,
+    /// The class of its tokens.
+    class: u8,
     lanes: HashMap<ConnectionId, LaneId>,
-    pub(super) reads: RdmaReads,
     /// A timer runs at whose end the silent peers of a server are probed.
     is_watching: bool,
     /// Lanes that could not be connected. Their sessions end by a timer, so that a caller hears of it as of other failures: later.
@@ -40,21 +41,113 @@ pub(super) struct RdmaLanes {
 }
 
 impl RdmaLanes {
+    /// None, for tokens of `class`.
+    pub(super) fn new(class: u8, limits: Limits) -> Self {
+        let transport = Transport::new(Token::new(class, RDMA, 0, 0), limits);
+        Self { transport, class, lanes: HashMap::new(), is_watching: false, failed: Vec::new() }
+    }
+
     /// See [`Transport::registrations`].
     pub(super) fn registrations(&self) -> Option<(Mode, Counters)> {
         self.transport.registrations()
-    }
-}
-
-impl RdmaLanes {
-    fn new(class: u8, limits: Limits) -> Self {
-        let transport = Transport::new(Token::new(class, RDMA, 0, 0), limits);
-        Self { transport, lanes: HashMap::new(), reads: RdmaReads::default(), is_watching: false, failed: Vec::new() }
     }
 
     /// Whether nothing was queued since the last flush; handling its results may have queued more.
     pub(super) fn is_flushed(&self) -> bool {
         self.transport.is_flushed()
+    }
+
+    /// Connects a client's lane.
+    pub(super) fn connect(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        to: SocketAddr,
+    ) -> Result<ConnectionId, CloseReason> {
+        let connection = self.transport.connect(reactor, to).map_err(Down::Setup)?;
+        self.lanes.insert(connection, slot);
+        Ok(connection)
+    }
+
+    /// A lane could not be connected: see [`Self::take_failed`].
+    pub(super) fn fail_later(&mut self, reactor: &mut Reactor, slot: LaneId, reason: CloseReason) {
+        self.failed.push((slot, reason));
+        reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.class, RDMA_FAILED, 0, 0));
+    }
+
+    /// Takes the lanes that could not be connected, when the timer has ended.
+    pub(super) fn take_failed(&mut self) -> Vec<(LaneId, CloseReason)> {
+        std::mem::take(&mut self.failed)
+    }
+
+    /// Accepts a connect request as a lane.
+    pub(super) fn accept(&mut self, reactor: &mut Reactor, connection: ConnectionId, slot: LaneId) {
+        self.lanes.insert(connection, slot);
+        self.transport.accept(reactor, connection);
+    }
+
+    /// The next event, and the lane of its connection.
+    pub(super) fn next_event(&mut self) -> Option<(RdmaEvent, Option<LaneId>)> {
+        let event = self.transport.next_event()?;
+        let slot = match &event {
+            RdmaEvent::Asked { .. } => None,
+            RdmaEvent::Connected(connection) | RdmaEvent::Message(connection, _) | RdmaEvent::Sent(connection, _) => {
+                self.lanes.get(connection).copied()
+            }
+            RdmaEvent::Down(connection, _) => self.lanes.remove(connection),
+        };
+        Some((event, slot))
+    }
+
+    /// Has the clients looked at once in a keep-alive, as long as there are any.
+    pub(super) fn watch_clients(&mut self, reactor: &mut Reactor, keep_alive: Duration) {
+        if self.is_watching || self.lanes.is_empty() || seeded::is(Bug::NoKeepAlive) {
+            return;
+        }
+        self.is_watching = true;
+        let at = reactor.now() + keep_alive;
+        reactor.submit(Op::Timer { at }, Token::new(self.class, RDMA_IDLE, 0, 0));
+    }
+
+    /// Probes the clients that have been silent since the last time, when the timer has ended: one that is gone without a word, its
+    /// power or the link to it, would keep its session's frames for ever. As over TCP it is known after twice the keep-alive, and
+    /// the retries of the device.
+    pub(super) fn probe_clients(&mut self, is_client: impl Fn(LaneId) -> bool) {
+        self.is_watching = false;
+        for (connection, _) in self.lanes.iter().filter(|(_, slot)| is_client(**slot)) {
+            self.transport.probe(*connection);
+        }
+    }
+
+    /// Hands over what a lane wants to send.
+    pub(super) fn send(&mut self, lane: &mut Lane) {
+        let Some(connection) = lane.connection else { return };
+        for (header, payload) in lane.take_outbox() {
+            let mut bytes = [0; size_of::<Header>()];
+            bytes.copy_from_slice(header.as_bytes());
+            self.transport.send(connection, bytes, payload);
+        }
+        if lane.close_when_sent.is_some() {
+            self.transport.finish(connection);
+        }
+    }
+
+    /// Gives a lane a gather for its next message.
+    pub(super) fn give_spare(&mut self, lane: &mut Lane) {
+        if lane.connection.is_some() && lane.spare.is_none() {
+            lane.spare = Some(self.transport.gather());
+        }
+    }
+
+    /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.
+    pub(super) fn close(&mut self, lane: &mut Lane) {
+        for received in std::mem::take(&mut lane.backlog) {
+            self.transport.discard(received);
+        }
+        if let Some(connection) = lane.connection.take() {
+            self.lanes.remove(&connection);
+            self.transport.close(connection);
+        }
     }
 }
 
@@ -65,18 +158,7 @@ impl Fabric {
     /// # Errors
     /// [`RdmaError`]: no library, no device at the address, or the system's.
     pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
-        self.rdma_lanes().transport.listen(reactor, address)
-    }
-
-    fn rdma_lanes(&mut self) -> &mut RdmaLanes {
-        let Options { class, registrations, .. } = self.options;
-        self.rdma_lanes.get_or_insert_with(|| Box::new(RdmaLanes::new(class, registrations)))
-    }
-
-    pub(super) fn close_link_listeners(&mut self) {
-        if let Some(rdma) = &mut self.rdma_lanes {
-            rdma.transport.close_listeners();
-        }
+        self.lanes.begin_rdma().transport.listen(reactor, address)
     }
 
     /// Connects the lane of a client's session.
@@ -87,28 +169,20 @@ impl Fabric {
             tracing::warn!(%to, "a session with TLS was requested over RDMA, which has none: use tcp");
             Err(CloseReason::WeRefused(RefuseCode::Auth))
         } else {
-            self.rdma_lanes()
-                .transport
-                .connect(reactor, to)
-                .map_err(|error| crate::rdma::transport::Down::Setup(error).into())
+            self.lanes.begin_rdma().connect(reactor, slot, to)
         };
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            (lane.connection, lane.connecting) = (step.ok(), false);
+        }
         match step {
             Ok(connection) => {
-                self.rdma_lanes().lanes.insert(connection, slot);
-                let Some(lane) = self.lanes.get_mut(slot) else { return };
-                (lane.connection, lane.connecting) = (Some(connection), false);
-                let state = lane.session.and_then(|session| self.sessions.get_mut(session));
+                let session = self.lanes.get(slot).and_then(|lane| lane.session);
+                let state = session.and_then(|session| self.sessions.get_mut(session));
                 if let Some(rdma) = state.and_then(|state| state.wire.rdma_mut()) {
                     rdma.connection = Some(connection);
                 }
             }
-            Err(reason) => {
-                if let Some(lane) = self.lanes.get_mut(slot) {
-                    lane.connecting = false;
-                }
-                self.rdma_lanes().failed.push((slot, reason));
-                reactor.submit(Op::Timer { at: reactor.now() }, Token::new(self.options.class, RDMA_FAILED, 0, 0));
-            }
+            Err(reason) => self.lanes.begin_rdma().fail_later(reactor, slot, reason),
         }
     }
 
@@ -125,16 +199,17 @@ impl Fabric {
         completion: &Completion,
         handler: &mut H,
     ) {
-        let Some(rdma) = &mut self.rdma_lanes else { return };
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
         match completion.token.tag() {
             RDMA_FAILED => {
-                for (slot, reason) in std::mem::take(&mut rdma.failed) {
+                for (slot, reason) in rdma.take_failed() {
                     self.lane_failed(reactor, slot, reason);
                 }
             }
             RDMA_IDLE => {
-                rdma.is_watching = false;
-                self.probe_clients();
+                self.lanes.probe_clients(|session| {
+                    self.sessions.get(session).is_some_and(|state| state.role == Role::Server && !state.down)
+                });
                 self.watch_clients(reactor);
             }
             _ => rdma.transport.handle(reactor, completion),
@@ -142,31 +217,10 @@ impl Fabric {
         self.take_rdma_events(reactor, handler);
     }
 
-    /// Probes the clients that have been silent since the last time: one that is gone without a word, its power or the link to
-    /// it, would keep its session's frames for ever. As over TCP it is known after twice the keep-alive, and the retries of the
-    /// device.
-    fn probe_clients(&mut self) {
-        let Some(rdma) = &mut self.rdma_lanes else { return };
-        let is_client = |slot: &LaneId| {
-            let session = self.lanes.get(*slot).and_then(|lane| self.sessions.get(lane.session?));
-            session.is_some_and(|state| state.role == Role::Server && !state.down)
-        };
-        let of_clients: Vec<ConnectionId> =
-            rdma.lanes.iter().filter(|(_, slot)| is_client(slot)).map(|(connection, _)| *connection).collect();
-        for connection in of_clients {
-            rdma.transport.probe(connection);
-        }
-    }
-
-    /// Has the clients looked at once in a keep-alive, as long as there are any.
+    /// Has the clients looked at once in a keep-alive.
     fn watch_clients(&mut self, reactor: &mut Reactor) {
-        let Some(rdma) = self.rdma_lanes.as_mut().filter(|rdma| !rdma.is_watching && !rdma.lanes.is_empty()) else {
-            return;
-        };
-        if self.server.is_some() && !seeded::is(Bug::NoKeepAlive) {
-            rdma.is_watching = true;
-            let at = reactor.now() + self.options.keep_alive;
-            reactor.submit(Op::Timer { at }, Token::new(self.options.class, RDMA_IDLE, 0, 0));
+        if let Some(rdma) = self.lanes.rdma_mut().filter(|_| self.server.is_some()) {
+            rdma.watch_clients(reactor, self.options.keep_alive);
         }
     }
 
@@ -174,47 +228,36 @@ impl Fabric {
     fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         loop {
             self.take_gots(reactor);
-            let Some(rdma) = &mut self.rdma_lanes else { return };
-            let Some(event) = rdma.transport.next_event() else { return };
-            let lane_of = |connection: &ConnectionId| rdma.lanes.get(connection).copied();
-            match event {
-                RdmaEvent::Asked { connection, peer } => self.rdma_asked(reactor, connection, peer),
-                RdmaEvent::Connected(connection) => {
-                    let lane = lane_of(&connection);
-                    self.rdma_connected(connection, lane);
-                }
-                RdmaEvent::Message(connection, received) => {
-                    match lane_of(&connection).and_then(|slot| self.lanes.get_mut(slot)) {
-                        Some(lane) => {
-                            lane.backlog.push_back(received);
-                            if let Some(slot) = lane_of(&connection) {
-                                self.take_backlog(reactor, slot, handler);
-                            }
-                        }
-                        None => rdma.transport.done_with(connection, received),
+            let Some((event, slot)) = self.lanes.rdma_mut().and_then(RdmaLanes::next_event) else { return };
+            match (event, slot) {
+                (RdmaEvent::Asked { connection, peer }, _) => self.rdma_asked(reactor, connection, peer),
+                (RdmaEvent::Connected(connection), Some(slot)) => self.rdma_connected(connection, slot),
+                (RdmaEvent::Message(connection, received), slot) => {
+                    if let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) {
+                        lane.backlog.push_back(received);
+                        self.take_backlog(reactor, slot, handler);
+                    } else if let Some(rdma) = self.lanes.rdma_mut() {
+                        rdma.transport.done_with(connection, received);
                     }
                 }
-                RdmaEvent::Sent(connection, went) => {
-                    if let Some(slot) = lane_of(&connection) {
-                        self.note_went(slot, went, reactor.now());
-                        self.rdma_sent(reactor, slot, connection, handler);
-                    }
+                (RdmaEvent::Sent(connection, went), Some(slot)) => {
+                    self.note_went(slot, went, reactor.now());
+                    self.rdma_sent(reactor, slot, connection, handler);
                 }
-                RdmaEvent::Down(connection, down) => {
-                    if let Some(slot) = rdma.lanes.remove(&connection) {
-                        if let Some(lane) = self.lanes.get_mut(slot) {
-                            lane.connection = None;
-                        }
-                        self.lane_failed(reactor, slot, down.into());
+                (RdmaEvent::Down(_, down), Some(slot)) => {
+                    if let Some(lane) = self.lanes.get_mut(slot) {
+                        lane.connection = None;
                     }
+                    self.lane_failed(reactor, slot, down.into());
                 }
+                (RdmaEvent::Connected(_) | RdmaEvent::Sent(..) | RdmaEvent::Down(..), None) => {}
             }
         }
     }
 
     /// A client asks at a listener. The loop with the fewest sessions answers it.
     fn rdma_asked(&mut self, reactor: &mut Reactor, connection: ConnectionId, peer: Option<SocketAddr>) {
-        let Some(rdma) = &mut self.rdma_lanes else { return };
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
         let Some((registry, here)) = &self.server else { return rdma.transport.refuse(connection, RefuseCode::Busy) };
         let place = registry.reserve(*here);
         if place.home() == *here {
@@ -233,7 +276,7 @@ impl Fabric {
             return;
         }
         for (asked, place) in handed {
-            let transport = &mut self.rdma_lanes().transport;
+            let transport = &mut self.lanes.begin_rdma().transport;
             match transport.adopt(reactor, asked) {
                 Ok(connection) => {
                     let peer = transport.peer(connection);
@@ -269,24 +312,22 @@ impl Fabric {
         } else {
             self.no_room(reactor.now(), peer).then_some(RefuseCode::Busy)
         };
-        let Some(rdma) = &mut self.rdma_lanes else { return };
         if let Some(code) = refused {
             self.counters.refused += 1;
             self.last_closed = Some(CloseReason::WeRefused(code));
-            return rdma.transport.refuse(connection, code);
+            return self.lanes.begin_rdma().transport.refuse(connection, code);
         }
         let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
         (lane.connection, lane.reservation) = (Some(connection), Some(reservation));
         let slot = self.lanes.insert(lane);
-        rdma.lanes.insert(connection, slot);
-        rdma.transport.accept(reactor, connection);
+        self.lanes.begin_rdma().accept(reactor, connection, slot);
         self.watch_clients(reactor);
     }
 
     /// Messages can go both ways: a client says `Hello`.
-    fn rdma_connected(&mut self, connection: ConnectionId, slot: Option<LaneId>) {
-        let peer = self.rdma_lanes.as_ref().and_then(|rdma| rdma.transport.peer(connection));
-        let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) else { return };
+    fn rdma_connected(&mut self, connection: ConnectionId, slot: LaneId) {
+        let peer = self.lanes.rdma().and_then(|rdma| rdma.transport.peer(connection));
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.phase != Phase::Connecting {
             return;
         }
@@ -295,11 +336,6 @@ impl Fabric {
         state.peer = peer;
         let header = session::hello(&state.identity, &state.terms, 0);
         self.lanes.push(slot, header, self.clock, |_| ());
-    }
-
-    /// Where the client of a lane is.
-    pub(super) fn rdma_peer(&self, lane: &Lane) -> Option<SocketAddr> {
-        self.rdma_lanes.as_ref()?.transport.peer(lane.connection?)
     }
 
     /// Takes the messages that have come, unless the peer must take answers first.
@@ -319,7 +355,7 @@ impl Fabric {
                 (Phase::Up, Some(session)) => self.rdma_message(reactor, slot, session, &received, handler),
                 _ => self.handshake_message(reactor, slot, received.header()),
             };
-            if let (Some(connection), Some(rdma)) = (connection, &mut self.rdma_lanes) {
+            if let (Some(connection), Some(rdma)) = (connection, self.lanes.rdma_mut()) {
                 rdma.transport.done_with(connection, received);
             }
             if let Err(reason) = step {
@@ -358,7 +394,7 @@ impl Fabric {
         connection: ConnectionId,
         handler: &mut H,
     ) {
-        let is_idle = self.rdma_lanes.as_ref().is_none_or(|rdma| rdma.transport.is_idle(connection));
+        let is_idle = self.lanes.rdma().is_none_or(|rdma| rdma.transport.is_idle(connection));
         let Some(lane) = self.lanes.get(slot) else { return };
         let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
         if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
@@ -367,66 +403,17 @@ impl Fabric {
         if let Some(reason) = lane.close_when_sent.filter(|_| is_idle) {
             return self.lane_failed(reactor, slot, reason);
         }
-        self.count_heap(slot);
+        self.lanes.count_heap(slot);
         if let Some(session) = session {
             self.resume(reactor, session, handler);
         }
     }
 
-    /// Hands over what a lane wants to send.
-    pub(super) fn send_outbox(&mut self, slot: LaneId) {
-        let (Some(lane), Some(rdma)) = (self.lanes.get_mut(slot), &mut self.rdma_lanes) else { return };
-        let Some(connection) = lane.connection else { return };
-        for (header, payload) in lane.take_outbox() {
-            let mut bytes = [0; size_of::<Header>()];
-            bytes.copy_from_slice(header.as_bytes());
-            rdma.transport.send(connection, bytes, payload);
-        }
-        if lane.close_when_sent.is_some() {
-            rdma.transport.finish(connection);
-        }
-    }
-
     /// Posts queued messages of the RDMA connections, and handles the events that follow.
     pub(super) fn flush_rdma<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        let Some(rdma) = &mut self.rdma_lanes else { return };
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
         rdma.transport.flush(reactor);
         self.take_rdma_events(reactor, handler);
-    }
-
-    /// Gives a lane a gather for its next message.
-    pub(super) fn give_spare(&mut self, slot: LaneId) {
-        if let (Some(lane), Some(rdma)) = (self.lanes.get_mut(slot), &mut self.rdma_lanes)
-            && lane.connection.is_some()
-            && lane.spare.is_none()
-        {
-            lane.spare = Some(rdma.transport.gather());
-        }
-    }
-
-    /// Bytes and heap memory that the transport has queued for a lane.
-    pub(super) fn rdma_queued(&self, lane: &Lane) -> (usize, usize) {
-        let (Some(rdma), Some(connection)) = (&self.rdma_lanes, lane.connection) else { return (0, 0) };
-        (rdma.transport.queued(connection), rdma.transport.queued_heap(connection))
-    }
-
-    /// When the oldest message was queued that the transport has not handed to the device.
-    pub(super) fn rdma_oldest(&self, lane: &Lane) -> Option<Instant> {
-        self.rdma_lanes.as_ref()?.transport.oldest(lane.connection?)
-    }
-
-    /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.
-    pub(super) fn close_rdma(&mut self, reactor: &Reactor, slot: LaneId) {
-        let (Some(lane), Some(rdma)) = (self.lanes.get_mut(slot), &mut self.rdma_lanes) else { return };
-        let connection = lane.connection.take();
-        for received in std::mem::take(&mut lane.backlog) {
-            rdma.transport.discard(received);
-        }
-        if let Some(connection) = connection {
-            rdma.lanes.remove(&connection);
-            rdma.transport.close(connection);
-        }
-        self.take_gots(reactor);
     }
 }
 
@@ -445,7 +432,7 @@ mod tests {
         let identity = Identity { client: ClientId([1; 16]), number: 1, nonce: [2; 16] };
         // An address of documentation: no device has it.
         fabric.connect(&mut reactor, Address::Rdma("192.0.2.1:9".parse().unwrap()), identity);
-        if fabric.rdma_lanes.as_ref().is_none_or(|rdma| rdma.failed.is_empty()) {
+        if fabric.lanes.rdma().is_none_or(|rdma| rdma.failed.is_empty()) {
             let reason = "there is a connection manager, which looks for the address";
             return byway_skip::skip_this(byway_skip::SkipReason::Machine(reason));
         }

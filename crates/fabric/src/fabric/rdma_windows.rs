@@ -10,11 +10,11 @@ use std::rc::Rc;
 use byway_reactor::{Errno, Frame, FrameRange, Gather, Reactor};
 
 use super::transfer::{Get, Remote};
-use super::{EndedGet, Event, Fabric, GetError, Handler};
-use crate::rdma::transport::{ConnectionId, Down, GetFailed};
-use crate::rdma::{RdmaError, WindowAddress};
+use super::{EndedGet, Event, Fabric, GetError, Handler, Session};
+use crate::rdma::transport::{ConnectionId, Down, GetFailed, Transport};
+use crate::rdma::{RdmaError, Window as ExposedWindow, WindowAddress};
 use crate::session::CloseReason;
-use crate::slots::{SessionId, Slot, Slots};
+use crate::slots::{SessionId, SessionKind, Slot, Slots};
 #[cfg(doc)]
 use crate::windows::Windows;
 use crate::windows::{OpenError, WindowKey};
@@ -28,9 +28,9 @@ pub(super) struct RdmaReads {
 }
 
 /// A get, or a piece of one.
-struct RdmaGet {
-    session: SessionId,
-    context: u64,
+pub(super) struct RdmaGet {
+    pub(super) session: SessionId,
+    pub(super) context: u64,
     /// Of a window for one use.
     once: Option<UseId>,
 }
@@ -48,6 +48,77 @@ pub(super) struct Use {
     is_open: bool,
     /// What was not read is not used.
     was_read: bool,
+}
+
+/// A window of the peer that was used up, of which the peer is to be told.
+pub(super) struct UsedUp {
+    pub(super) session: SessionId,
+    pub(super) window: WindowKey,
+}
+
+impl RdmaReads {
+    /// Begins a get, and gives its number; followed by [`Self::asked`] or [`Self::was_refused`].
+    fn begin(&mut self, get: &Get) -> u64 {
+        let Get { session, once, context, .. } = *get;
+        self.gets.insert(RdmaGet { session, context, once }).to_u64()
+    }
+
+    /// The device has been asked for a get: a piece of a use is under way.
+    fn asked(&mut self, once: Option<UseId>) {
+        if let Some(using) = once.and_then(|once| self.uses.get_mut(once)) {
+            using.left += 1;
+        }
+    }
+
+    /// The device was not asked for a get.
+    fn was_refused(&mut self, number: u64) {
+        self.gets.remove(Slot::from_u64(number));
+    }
+
+    /// Takes a get that has ended.
+    fn end(&mut self, number: u64) -> Option<RdmaGet> {
+        self.gets.remove(Slot::from_u64(number))
+    }
+
+    /// A get of a window for one use is begun, which may have several pieces.
+    fn begin_use(&mut self, session: SessionId, window: WindowKey) -> UseId {
+        self.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false })
+    }
+
+    /// All pieces of a get were asked for: the window is in use, unless none was found.
+    fn end_use(&mut self, once: UseId, sessions: &mut Slots<Session, SessionKind>) -> Option<UsedUp> {
+        let using = self.uses.get_mut(once)?;
+        using.is_open = false;
+        if using.left > 0 || using.was_read {
+            let state = sessions.get_mut(using.session);
+            if let Some(rdma) = state.and_then(|state| state.wire.rdma_mut()) {
+                rdma.grants.set_in_use(using.window, true);
+            }
+        }
+        self.forget_use(once, sessions)
+    }
+
+    /// A piece of a get has ended.
+    fn end_piece(&mut self, once: UseId, was_read: bool, sessions: &mut Slots<Session, SessionKind>) -> Option<UsedUp> {
+        let using = self.uses.get_mut(once)?;
+        using.left -= 1;
+        using.was_read |= was_read;
+        self.forget_use(once, sessions)
+    }
+
+    /// With its last piece a use is over: the window is forgotten, unless nothing was read.
+    fn forget_use(&mut self, once: UseId, sessions: &mut Slots<Session, SessionKind>) -> Option<UsedUp> {
+        self.uses.get(once).filter(|using| using.left == 0 && !using.is_open)?;
+        let Use { session, window, was_read, .. } = self.uses.remove(once)?;
+        if let Some(rdma) = sessions.get_mut(session).and_then(|state| state.wire.rdma_mut()) {
+            if was_read {
+                rdma.grants.forget(window);
+            } else {
+                rdma.grants.set_in_use(window, false);
+            }
+        }
+        was_read.then_some(UsedUp { session, window })
+    }
 }
 
 impl Fabric {
@@ -94,11 +165,9 @@ impl Fabric {
 
     /// Passes on the gets that have ended.
     pub(super) fn take_gots(&mut self, reactor: &Reactor) {
-        let Some(rdma) = &mut self.rdma_lanes else { return };
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
         for got in rdma.transport.take_gots() {
-            let Some(rdma) = &mut self.rdma_lanes else { return };
-            let Some(get) = rdma.reads.gets.remove(Slot::<RdmaGet>::from_u64(got.token)) else { continue };
-            let RdmaGet { session, context, once } = get;
+            let Some(RdmaGet { session, context, once }) = self.rdma_reads.end(got.token) else { continue };
             if let Some(state) = self.sessions.get_mut(session) {
                 state.gets -= 1;
                 if let (Ok(()), Some(frame)) = (got.result, &got.frame) {
@@ -107,7 +176,9 @@ impl Fabric {
             }
             self.watch(reactor, session);
             if let Some(once) = once {
-                self.piece_ended(once, !matches!(got.result, Err(GetFailed::Memory(_))));
+                let was_read = !matches!(got.result, Err(GetFailed::Memory(_)));
+                let used_up = self.rdma_reads.end_piece(once, was_read, &mut self.sessions);
+                self.tell_of_use(used_up);
             }
             let result = got.result.map_err(|failed| match failed {
                 // Whatever the device says of it, the connection ends with it: its reason is the session's.
@@ -123,45 +194,18 @@ impl Fabric {
     pub(super) fn begin_use(&mut self, session: SessionId, window: WindowKey) -> Option<UseId> {
         let state = self.sessions.get(session).filter(|state| !state.down)?;
         state.wire.rdma().filter(|rdma| rdma.grants.is_once(window))?;
-        let rdma = self.rdma_lanes.as_mut()?;
-        Some(rdma.reads.uses.insert(Use { session, window, left: 0, is_open: true, was_read: false }))
+        Some(self.rdma_reads.begin_use(session, window))
     }
 
-    /// All pieces of a get were asked for: the window is in use, unless none was found.
+    /// All pieces of a get were asked for.
     pub(super) fn end_use(&mut self, once: Option<UseId>) {
-        let Some((once, rdma)) = once.zip(self.rdma_lanes.as_mut()) else { return };
-        let Some(using) = rdma.reads.uses.get_mut(once) else { return };
-        using.is_open = false;
-        if (using.left > 0 || using.was_read)
-            && let Some(rdma) = self.sessions.get_mut(using.session).and_then(|state| state.wire.rdma_mut())
-        {
-            rdma.grants.set_in_use(using.window, true);
-        }
-        self.forget_use(once);
+        let used_up = once.and_then(|once| self.rdma_reads.end_use(once, &mut self.sessions));
+        self.tell_of_use(used_up);
     }
 
-    fn piece_ended(&mut self, once: UseId, was_read: bool) {
-        let Some(using) = self.rdma_lanes.as_mut().and_then(|rdma| rdma.reads.uses.get_mut(once)) else { return };
-        using.left -= 1;
-        using.was_read |= was_read;
-        self.forget_use(once);
-    }
-
-    /// With its last piece a use is over: the window is forgotten and its owner is told, unless nothing was read.
-    fn forget_use(&mut self, once: UseId) {
-        let Some(rdma) = &mut self.rdma_lanes else { return };
-        if rdma.reads.uses.get(once).is_none_or(|using| using.left > 0 || using.is_open) {
-            return;
-        }
-        let Some(Use { session, window, was_read, .. }) = rdma.reads.uses.remove(once) else { return };
-        if let Some(rdma) = self.sessions.get_mut(session).and_then(|state| state.wire.rdma_mut()) {
-            if was_read {
-                rdma.grants.forget(window);
-            } else {
-                rdma.grants.set_in_use(window, false);
-            }
-        }
-        if was_read {
+    /// Tells the peer that a window of its own was used up.
+    fn tell_of_use(&mut self, used_up: Option<UsedUp>) {
+        if let Some(UsedUp { session, window }) = used_up {
             self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::USED));
         }
     }
@@ -169,26 +213,15 @@ impl Fabric {
     /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
     /// is at its end.
     fn expose(&mut self, session: SessionId, memory: ToExpose, context: u64) -> Result<Exposing, ToExpose> {
-        let (Some(connection), Some(rdma)) = (self.rdma_connection_of(session), &self.rdma_lanes) else {
+        let (Some(connection), Some(rdma)) = (self.rdma_connection_of(session), self.lanes.rdma()) else {
             return Err(memory);
         };
         let refused = |error, frame| Ok(Err((error, frame)));
         if !self.windows.has_room_exposed() {
             return refused(OpenError::Full, memory.into_frame());
         }
-        let (opened, bytes) = match memory {
-            ToExpose::Target(memory) => {
-                let (start, len) = (memory.start, memory.len);
-                let opened = rdma.transport.open_target(connection, memory);
-                let again = |frame| ToExpose::Target(FrameRange { frame, start, len });
-                (opened.map_err(|(error, frame)| (error, frame.map(again))), len)
-            }
-            ToExpose::Source(memory) => {
-                let (opened, len) = (rdma.transport.open_source(connection, memory.clone()), memory.len);
-                (opened.map_err(|error| (error, Some(ToExpose::Source(memory)))), len)
-            }
-        };
-        let (error, memory) = match opened {
+        let bytes = memory.len();
+        let (error, memory) = match memory.open(&rdma.transport, connection) {
             Ok(window) => {
                 let key = self.windows.open_exposed(&mut self.random, session, window, context);
                 return Ok(key.ok_or((OpenError::Full, None)));
@@ -224,13 +257,13 @@ impl Fabric {
         // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
         let state = self.sessions.get(session).ok_or(Errno::NOTCONN)?;
         if let Some(slot) = state.lanes.first().copied().flatten() {
-            self.send_outbox(slot);
+            self.lanes.send_by_device(slot);
         }
         let state = self.sessions.get_mut(session);
         let rdma = state.and_then(|state| state.wire.rdma_mut()).ok_or(Errno::NOTCONN)?;
         let place = rdma.grants.find(to, len, WindowAdvert::PUT).map_err(|_| Errno::FAULT)?;
         rdma.grants.use_up(to.window);
-        let rdma = self.rdma_lanes.as_mut().ok_or(Errno::NOTCONN)?;
+        let rdma = self.lanes.rdma_mut().ok_or(Errno::NOTCONN)?;
         let mut gather = rdma.transport.gather();
         push(&mut gather);
         debug_assert!(gather.len() == len, "as many bytes as announced");
@@ -247,7 +280,7 @@ impl Fabric {
         into: Frame,
     ) -> Result<(), Frame> {
         let Get { session, from, once, context } = get;
-        let (Some(state), Some(rdma)) = (self.sessions.get_mut(session), &mut self.rdma_lanes) else {
+        let (Some(state), Some(rdma)) = (self.sessions.get_mut(session), self.lanes.rdma_mut()) else {
             return Err(into);
         };
         let Some(wire) = state.wire.rdma() else { return Err(into) };
@@ -259,15 +292,13 @@ impl Fabric {
                 return Ok(());
             }
         };
-        let number = rdma.reads.gets.insert(RdmaGet { session, context, once });
+        let number = self.rdma_reads.begin(&get);
         let address = WindowAddress { address: place.address, rkey: place.key };
-        if let Err(into) = rdma.transport.get(connection, address, into, number.to_u64()) {
-            rdma.reads.gets.remove(number);
+        if let Err(into) = rdma.transport.get(connection, address, into, number) {
+            self.rdma_reads.was_refused(number);
             return Err(into);
         }
-        if let Some(using) = once.and_then(|once| rdma.reads.uses.get_mut(once)) {
-            using.left += 1;
-        }
+        self.rdma_reads.asked(once);
         state.gets += 1;
         self.watch(reactor, session);
         Ok(())
@@ -327,6 +358,29 @@ enum ToExpose {
 }
 
 impl ToExpose {
+    /// Bytes.
+    fn len(&self) -> usize {
+        match self {
+            Self::Target(memory) => memory.len,
+            Self::Source(memory) => memory.len,
+        }
+    }
+
+    /// Opens it to the device of a connection's peer; gives it back if that cannot be, unless it is lost.
+    fn open(self, transport: &Transport, connection: ConnectionId) -> Result<ExposedWindow, (RdmaError, Option<Self>)> {
+        match self {
+            Self::Target(memory) => {
+                let (start, len) = (memory.start, memory.len);
+                let again = |frame| Self::Target(FrameRange { frame, start, len });
+                transport.open_target(connection, memory).map_err(|(error, frame)| (error, frame.map(again)))
+            }
+            Self::Source(memory) => {
+                let opened = transport.open_source(connection, memory.clone());
+                opened.map_err(|error| (error, Some(Self::Source(memory))))
+            }
+        }
+    }
+
     /// A target's frame.
     fn into_frame(self) -> Option<Frame> {
         match self {

@@ -117,8 +117,8 @@ impl Fabric {
 
     /// Heap memory of what waits for a session's peer.
     fn heap_for(&self, state: &Session) -> usize {
-        let heap = |lane: &Lane| lane.queued_heap() + self.rdma_queued(lane).1;
-        state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot)).map(heap).sum()
+        let lanes = state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot));
+        lanes.map(|lane| self.lanes.heap_on(lane)).sum()
     }
 
     /// Ends the sessions of peers that take nothing, while memory is short because of them, or of a server's clients at all: those

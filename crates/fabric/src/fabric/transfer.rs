@@ -273,7 +273,6 @@ impl Fabric {
             header.payload_checksum.set(checksum);
         }
         let Some(slot) = state.lanes.get(lane).copied().flatten() else { return };
-        self.give_spare(slot);
         self.lanes.push(slot, header, self.clock, push);
         if let Some(lane) = self.lanes.get_mut(slot) {
             let placed = header.flags & FLAG_PLACED != 0;
@@ -283,7 +282,7 @@ impl Fabric {
                 self.look_at_answers(session);
             }
         }
-        self.count_heap(slot);
+        self.lanes.count_heap(slot);
     }
 
     /// Ends the session of a peer that asks and asks, and takes too few of the answers.
@@ -404,13 +403,6 @@ impl Fabric {
         }
     }
 
-    /// Notes how much heap memory a lane's queue has.
-    pub(super) fn count_heap(&mut self, slot: LaneId) {
-        let Some(lane) = self.lanes.get(slot) else { return };
-        let in_transport = self.rdma_queued(lane).1;
-        self.lanes.count_heap(slot, in_transport);
-    }
-
     /// Heap memory of what waits to be sent.
     pub fn queued_heap_bytes(&self) -> usize {
         self.lanes.queued_heap()
@@ -444,15 +436,14 @@ impl Fabric {
     /// Bytes of messages that wait to be sent to a session's peer.
     pub fn control_queued(&self, session: SessionId) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| lane.queued() + self.rdma_queued(lane).0)
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.queued_on(lane))
     }
 
     /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
     /// take.
     pub(crate) fn control_queued_heap(&self, session: SessionId) -> usize {
         let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
-        let heap = |lane: &Lane| lane.queued_heap() + self.rdma_queued(lane).1;
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, heap)
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.heap_on(lane))
     }
 
     /// Tells the peer that its message named a window wrongly.

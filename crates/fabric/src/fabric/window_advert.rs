@@ -49,7 +49,7 @@ impl Fabric {
     /// What the cache of registered memory has done for sessions over RDMA; nothing before memory outside the pool was
     /// first moved.
     pub fn registrations(&self) -> Option<(registration::Mode, registration::Counters)> {
-        self.rdma_lanes.as_ref()?.registrations()
+        self.lanes.rdma()?.registrations()
     }
 
     pub(super) fn tell_of_window(&mut self, session: SessionId, window: WindowKey, advert: &WindowAdvert) {
