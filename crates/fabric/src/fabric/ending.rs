@@ -2,9 +2,9 @@
 
 use byway_reactor::{Instant, Reactor};
 
+use super::Fabric;
 use super::lane::LaneId;
-use super::lending::is_disconnect;
-use super::{Event, Fabric, Role};
+use super::sessions::Role;
 use crate::limits::FAREWELL_TIME_MAX;
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
@@ -20,20 +20,8 @@ pub(super) struct Farewell {
 impl Fabric {
     /// Ends a session; [`Handler::down`](super::Handler::down) and [`Handler::drained`](super::Handler::drained) follow.
     pub fn close(&mut self, reactor: &mut Reactor, session: SessionId, reason: CloseReason) {
-        let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
-        state.down = true;
-        state.peer_disconnected = is_disconnect(reason);
-        if state.liveness.expects_reply() {
-            state.liveness.set_expects_reply(false, reactor.now());
-            self.expecting -= 1;
-        }
-        tracing::debug!(peer = ?state.peer, %reason, "session ended");
-        let lanes: Vec<_> = state.lanes.iter().flatten().copied().collect();
+        let Some(lanes) = self.sessions.end(reactor, session, reason) else { return };
         self.note_closed(reason);
-        self.events.push(Event::Down(session, reason));
-        if lanes.is_empty() {
-            self.note_drained(session);
-        }
         for lane in lanes {
             self.close_lane(reactor, lane);
         }
@@ -42,7 +30,7 @@ impl Fabric {
     /// Says goodbye with `code`, and ends the session when that was sent.
     pub fn say_goodbye(&mut self, reactor: &mut Reactor, session: SessionId, code: RefuseCode) {
         self.send(session, session::refuse(Kind::Goodbye, code));
-        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        let lane = self.sessions.control_lane(session);
         match lane.and_then(|slot| self.lanes.get_mut(slot)) {
             Some(lane) => lane.close_when_sent = Some(CloseReason::WeRefused(code)),
             None => self.close(reactor, session, CloseReason::WeRefused(code)),
@@ -60,7 +48,7 @@ impl Fabric {
     pub(super) fn end_farewells(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
         for farewell in std::mem::take(&mut self.farewells) {
-            let is_open = self.sessions.get(farewell.session).is_some_and(|session| !session.down);
+            let is_open = self.sessions.open(farewell.session).is_some();
             if is_open && farewell.until > now {
                 self.farewells.push(farewell);
             } else {
@@ -71,28 +59,14 @@ impl Fabric {
 
     /// All that the owner did for an ended session has ended too: a server's client may start its next one.
     pub fn release(&mut self, session: SessionId) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
-        debug_assert!(state.down, "only an ended session is released");
-        state.released = true;
+        self.sessions.release(session);
         self.forget_if_done(session);
     }
 
     pub(super) fn forget_if_done(&mut self, session: SessionId) {
-        let Some(state) = self.sessions.get(session) else { return };
-        if !(state.released && state.drained) {
-            return;
-        }
+        let Some(state) = self.sessions.remove_if_done(session) else { return };
         if let (Role::Server, Some((registry, _))) = (state.role, &self.server) {
             registry.ended(&state.identity);
-        }
-        self.sessions.remove(session);
-    }
-
-    pub(super) fn note_drained(&mut self, session: SessionId) {
-        if let Some(state) = self.sessions.get_mut(session)
-            && !std::mem::replace(&mut state.drained, true)
-        {
-            self.events.push(Event::Drained(session));
         }
     }
 
@@ -107,13 +81,8 @@ impl Fabric {
     }
 
     pub(super) fn forget_lane_if_done(&mut self, slot: LaneId) {
-        let Some(session) = self.lanes.remove_if_done(slot).and_then(|lane| lane.session) else { return };
-        if let Some(state) = self.sessions.get_mut(session) {
-            state.lanes.iter_mut().filter(|lane| **lane == Some(slot)).for_each(|lane| *lane = None);
-            state.lanes_left -= 1;
-            if state.down && state.lanes_left == 0 {
-                self.note_drained(session);
-            }
+        if let Some(session) = self.lanes.remove_if_done(slot).and_then(|lane| lane.session) {
+            self.sessions.remove_lane(session, slot);
         }
     }
 

@@ -2,24 +2,16 @@
 
 use byway_reactor::Reactor;
 
+use super::Fabric;
 use super::lane::LaneId;
-use super::{Fabric, Role};
 use crate::session::{self, CloseReason};
 use crate::wire::{Kind, RefuseCode};
 
 impl Fabric {
     /// Ends sessions whose client has begun a newer one.
     pub(super) fn end_superseded(&mut self, reactor: &mut Reactor) {
-        let Some((registry, _)) = self.server.clone() else { return };
-        let stale: Vec<_> = self
-            .sessions
-            .iter()
-            .filter(|(_, session)| {
-                session.role == Role::Server && !session.down && registry.superseded(&session.identity)
-            })
-            .map(|(slot, _)| slot)
-            .collect();
-        for session in stale {
+        let Some((registry, _)) = &self.server else { return };
+        for session in self.sessions.superseded(registry) {
             self.close(reactor, session, CloseReason::WeRefused(RefuseCode::Superseded));
         }
     }

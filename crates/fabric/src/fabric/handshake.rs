@@ -9,7 +9,8 @@ use byway_reactor::{Address, Errno, Instant, Listener, Op, Reactor, Socket, Toke
 use super::lane::{Lane, LaneId, Phase};
 use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
-use super::{ACCEPT, CONNECT, Event, Fabric, Handler, Role, Session, token};
+use super::sessions::{Role, Session};
+use super::{ACCEPT, CONNECT, Fabric, Handler, token};
 use crate::capabilities::{Capabilities, WireKind};
 use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX};
 use crate::registry::{Claim, HandedLane, LoopId, Registry};
@@ -100,8 +101,7 @@ impl Fabric {
         lane.connecting = true;
         let slot = self.lanes.insert(lane);
         let Some(state) = self.sessions.get_mut(session) else { return };
-        state.lanes[usize::from(number)] = Some(slot);
-        state.lanes_left += 1;
+        state.add_lane(number, slot);
         if let Some(Address::Rdma(to)) = state.remote {
             return self.connect_rdma(reactor, slot, to);
         }
@@ -129,9 +129,7 @@ impl Fabric {
                 lane.socket = Some(socket);
                 lane.phase = Phase::AwaitWelcome;
                 let (number, session) = (lane.number, lane.session);
-                let Some(state) =
-                    session.and_then(|session| self.sessions.get_mut(session)).filter(|state| !state.down)
-                else {
+                let Some(state) = session.and_then(|session| self.sessions.open_mut(session)) else {
                     return self.lane_failed(reactor, slot, CloseReason::Closed);
                 };
                 state.peer = reactor.peer_address(socket);
@@ -364,12 +362,7 @@ impl Fabric {
         let session = self.sessions.insert(state);
         self.lane_up(reactor, slot, session, 0);
         self.welcome(slot, hello, &agreed);
-        if let Some(state) = self.sessions.get_mut(session)
-            && !state.down
-        {
-            state.up = true;
-            self.events.push(Event::Up(session));
-        }
+        self.sessions.set_up(session);
     }
 
     fn welcome(&mut self, slot: LaneId, hello: &Hello, agreed: &Agreed) {
@@ -379,11 +372,7 @@ impl Fabric {
     /// A bulk lane finds its session, here or on another loop.
     fn join_lane(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header, hello: &Hello, identity: &Identity) {
         let number = hello.lane.get();
-        let found = self
-            .sessions
-            .iter()
-            .find(|(_, session)| session.role == Role::Server && !session.down && session.identity == *identity);
-        if let Some((session, state)) = found {
+        if let Some((session, state)) = self.sessions.of_client(identity) {
             let agreed = state.agreed;
             // The nonce alone does not do: what was shown for the session must be shown for each of its lanes.
             if self.lanes.get(slot).is_none_or(|lane| lane.peer() != state.tls_peer) {
@@ -463,8 +452,7 @@ impl Fabric {
     fn lane_up(&mut self, reactor: &mut Reactor, slot: LaneId, session: SessionId, number: u16) {
         let Some(had_session) = self.lanes.set_up(slot, session, number) else { return };
         if !had_session && let Some(state) = self.sessions.get_mut(session) {
-            state.lanes[usize::from(number)] = Some(slot);
-            state.lanes_left += 1;
+            state.add_lane(number, slot);
         }
         self.receive_messages(reactor, slot);
     }
@@ -486,11 +474,10 @@ impl Fabric {
         } else if state.agreed.instance != agreed.instance {
             return Err(CloseReason::Refused(RefuseCode::UnknownSession));
         }
-        state.lanes_up += 1;
-        let all = state.lanes_up == state.lanes.len();
+        let are_all_up = state.note_lane_up();
         let bulk_lanes = state.lanes.len() as u16 - 1;
         self.lane_up(reactor, slot, session, number);
-        if self.sessions.get(session).is_none_or(|state| state.down) {
+        if self.sessions.open(session).is_none() {
             return Ok(());
         }
         if number == 0 {
@@ -499,9 +486,8 @@ impl Fabric {
                 self.connect_lane(reactor, session, bulk);
             }
         }
-        if all && let Some(state) = self.sessions.get_mut(session) {
-            state.up = true;
-            self.events.push(Event::Up(session));
+        if are_all_up {
+            self.sessions.set_up(session);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use zerocopy::IntoBytes;
 
 use super::secure::Secure;
 use crate::limits::SEND_BYTES_MAX;
-use crate::rdma::transport::{ConnectionId, Received};
+use crate::rdma::transport::{ConnectionId, Received, Went};
 use crate::registry::SessionReservation;
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
@@ -54,9 +54,9 @@ pub(super) enum PausedRecv {
 
 /// When a send's oldest message was queued, and when it was given to the wire.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct SendTimes {
-    pub(super) queued: Instant,
-    pub(super) begun: Instant,
+struct SendTimes {
+    queued: Instant,
+    begun: Instant,
 }
 
 /// A connection of a fabric.
@@ -113,7 +113,7 @@ pub(super) struct Lane {
     /// Frames of the send in flight, in bytes.
     sending_frames: usize,
     /// Of the send in flight, or the last one.
-    pub(super) send_times: SendTimes,
+    send_times: SendTimes,
     /// When the first message was queued that is not in a send yet.
     queued_at: Option<Instant>,
     /// What the fabric has counted of this lane's heap memory.
@@ -296,6 +296,12 @@ impl Lane {
         // Only so much goes at a time.
         self.queued_at = (!self.pending.is_empty()).then_some(queued);
         reactor.submit(Op::Send { socket, gather }, token);
+    }
+
+    /// How the last send went, of which so many bytes were taken.
+    pub(super) fn went(&self, bytes: usize, now: Instant) -> Went {
+        let SendTimes { queued, begun } = self.send_times;
+        Went { bytes, waited: now.since(queued), took: now.since(begun) }
     }
 
     /// The end of a send, with its lists.

@@ -6,6 +6,7 @@ use byway_reactor::{Gather, Instant, Op, Reactor};
 
 use super::lane::{Lane, LaneId, Phase};
 use super::rdma_lanes::RdmaLanes;
+use super::sessions::Session;
 use super::{CONNECT, RECV, SEND};
 use crate::limits::{FENCE_TIME_MAX, HANDSHAKE_TIME_MAX, LOOP_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MAX};
 use crate::registration;
@@ -204,7 +205,17 @@ impl Lanes {
         lane.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane)
     }
 
-    /// When the oldest of that was queued.
+    /// The lanes of a session.
+    pub(super) fn of<'a>(&'a self, session: &'a Session) -> impl Iterator<Item = &'a Lane> {
+        session.lanes.iter().flatten().filter_map(|slot| self.table.get(*slot))
+    }
+
+    /// Heap memory of what waits for a session's peer.
+    pub(super) fn heap_of(&self, session: &Session) -> usize {
+        self.of(session).map(|lane| self.heap_on(lane)).sum()
+    }
+
+    /// When the oldest of what waits on a lane was queued.
     pub(super) fn oldest_on(&self, lane: &Lane) -> Option<Instant> {
         let in_transport = || self.rdma.as_ref()?.transport.oldest(lane.connection?);
         lane.oldest().into_iter().chain(in_transport()).min()

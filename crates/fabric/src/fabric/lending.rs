@@ -18,8 +18,8 @@ use std::ops::Range;
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
 
-use super::wire::Wire;
-use super::{Fabric, Handler, Session};
+use super::sessions::Session;
+use super::{Fabric, Handler};
 use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
@@ -154,7 +154,7 @@ impl Fabric {
         write: bool,
     ) -> bool {
         let Some(socket) = self.control_socket(session) else { return false };
-        if self.sessions.get(session).is_none_or(|state| state.down) {
+        if self.sessions.open(session).is_none() {
             return false;
         }
         if write && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
@@ -223,7 +223,7 @@ impl Fabric {
         if told {
             // A peer that does not answer is not waited for for ever.
             loans.recalled.insert(window.0);
-            self.watch(reactor, session);
+            self.sessions.watch(reactor, session);
             self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::CLOSED));
         }
         told
@@ -241,7 +241,7 @@ impl Fabric {
             return Err(CloseReason::Unexpected(Kind::Window));
         }
         let Some(socket) = self.control_socket(session) else { return Ok(()) };
-        let Some(Wire::Shm(shm)) = self.sessions.get_mut(session).map(|state| &mut state.wire) else { return Ok(()) };
+        let Some(shm) = self.sessions.shm_mut(session) else { return Ok(()) };
         let number = advert.memory.get();
         match reactor.take_memory(socket, number) {
             Ok(_) => {
@@ -255,7 +255,7 @@ impl Fabric {
 
     /// The peer tells that we need not keep its memory mapped.
     pub(super) fn unmap(&mut self, reactor: &mut Reactor, session: SessionId, number: u32) -> Result<(), CloseReason> {
-        let Some(Wire::Shm(shm)) = self.sessions.get(session).map(|state| &state.wire) else { return Ok(()) };
+        let Some(shm) = self.sessions.shm(session) else { return Ok(()) };
         if shm.grants.lies_in(number) {
             return Err(CloseReason::Unexpected(Kind::Window));
         }
@@ -267,7 +267,7 @@ impl Fabric {
 
     /// The peer wants us to forget where a window of its own lies.
     pub(super) fn lent_window_closed(&mut self, session: SessionId, window: WindowKey) {
-        if let Some(shm) = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut())
+        if let Some(shm) = self.sessions.shm_mut(session)
             && !seeded::is(Bug::GrantKept)
         {
             shm.grants.forget_lent(window);
@@ -284,7 +284,7 @@ impl Fabric {
         handler: &mut H,
     ) {
         let forgotten = self.loans_of(session).is_some_and(|loans| loans.forget(window));
-        self.watch(reactor, session);
+        self.sessions.watch(reactor, session);
         self.unmap_excess(session, false);
         if forgotten {
             handler.recalled(self, reactor, session, window);
@@ -308,13 +308,12 @@ impl Fabric {
 
     /// What was lent to the peer of a session; `None` where nothing can be.
     fn loans_of(&mut self, session: SessionId) -> Option<&mut Loans> {
-        Some(&mut self.sessions.get_mut(session)?.wire.shm_mut()?.loans)
+        Some(&mut self.sessions.shm_mut(session)?.loans)
     }
 
     /// The stream of a session's lane 0.
     fn control_socket(&self, session: SessionId) -> Option<Socket> {
-        let lane = self.sessions.get(session)?.lanes.first().copied().flatten()?;
-        self.lanes.get(lane)?.socket
+        self.lanes.get(self.sessions.control_lane(session)?)?.socket
     }
 }
 

@@ -12,11 +12,11 @@ mod handshake;
 mod lane;
 mod lanes;
 mod lending;
-mod measure;
 mod rdma_lanes;
 mod rdma_windows;
 mod receive;
 mod secure;
+mod sessions;
 mod shm_direct;
 mod slab;
 mod transfer;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Completion, Errno, FramePool, Gather, Instant, Listener, Op, Outcome, Reactor, Token};
+use byway_reactor::{Completion, Errno, FramePool, Gather, Instant, Listener, Op, Outcome, PathState, Reactor, Token};
 
 use self::ending::Farewell;
 pub use self::handler::Handler;
@@ -36,20 +36,20 @@ use self::lane::{Lane, LaneId, Phase};
 use self::lanes::Lanes;
 use self::rdma_lanes::RdmaLanes;
 use self::rdma_windows::RdmaReads;
+use self::sessions::{Event, Role, Sessions};
 pub use self::slab::Slab;
 pub use self::transfer::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
-use self::wire::Wire;
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
-use crate::feedback::{Delays, Meter};
+use crate::feedback::{Delays, Feedback, Stall};
 use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
 use crate::log_limit::LogLimit;
 use crate::random::Random;
 use crate::registration;
 use crate::registry::{LoopId, Registry};
-use crate::session::{self, Agreed, CloseReason, Identity, Intake, KeepAliveStep, Liveness, Terms};
-use crate::slots::{SessionId, SessionKind, Slots};
-use crate::tls::{PeerIdentity, ServerTls, TlsClient};
+use crate::session::{self, Agreed, CloseReason, KeepAliveStep, Terms};
+use crate::slots::SessionId;
+use crate::tls::{ServerTls, TlsClient};
 use crate::windows::Windows;
 use crate::wire::{Header, Kind};
 
@@ -102,114 +102,17 @@ pub struct FabricCounters {
 
 type Admits = Box<dyn Fn(SocketAddr) -> bool + Send>;
 
-/// Which end of a session this is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Client,
-    Server,
-}
-
-#[derive(Debug)]
-struct Session {
-    role: Role,
-    identity: Identity,
-    capabilities: Capabilities,
-    terms: Terms,
-    agreed: Agreed,
-    /// What a client shows and asks for on every lane.
-    tls: Option<TlsClient>,
-    /// What the peer has shown by TLS, on every lane.
-    tls_peer: PeerIdentity,
-    remote: Option<Address>,
-    peer: Option<SocketAddr>,
-    lanes: Vec<Option<LaneId>>,
-    lanes_left: usize,
-    lanes_up: usize,
-    up: bool,
-    down: bool,
-    drained: bool,
-    released: bool,
-    liveness: Liveness,
-    intake: Intake,
-    /// Gets that have not ended.
-    gets: usize,
-    /// What the owner says of the peer.
-    expects_reply: bool,
-    wire: Wire,
-    /// We have said goodbye: the peer relies on it that we copy nothing any more.
-    leaving: bool,
-    /// The peer has ended the session: it copies nothing any more.
-    peer_disconnected: bool,
-    meter: Meter,
-}
-
-impl Session {
-    /// A session that is not up, with places for so many lanes.
-    fn new(
-        role: Role,
-        identity: Identity,
-        capabilities: Capabilities,
-        terms: Terms,
-        agreed: Agreed,
-        lanes: usize,
-        liveness: Liveness,
-    ) -> Self {
-        Self {
-            role,
-            identity,
-            capabilities,
-            terms,
-            agreed,
-            tls: None,
-            tls_peer: PeerIdentity::Plain,
-            remote: None,
-            peer: None,
-            lanes: vec![None; lanes],
-            lanes_left: 0,
-            lanes_up: 0,
-            up: false,
-            down: false,
-            drained: false,
-            released: false,
-            liveness,
-            intake: Intake::default(),
-            gets: 0,
-            expects_reply: false,
-            wire: Wire::of(&capabilities),
-            leaving: false,
-            peer_disconnected: false,
-            meter: Meter::default(),
-        }
-    }
-}
-
-/// Events for which a fabric keeps room.
-const EVENTS_KEPT: usize = 256;
-
-enum Event {
-    Up(SessionId),
-    Down(SessionId, CloseReason),
-    Drained(SessionId),
-    Got(SessionId, EndedGet),
-    /// A session cannot go on.
-    Failed(SessionId, CloseReason),
-}
-
 /// See the module.
 pub struct Fabric {
     options: Options,
     lanes: Lanes,
-    sessions: Slots<Session, SessionKind>,
+    sessions: Sessions,
     windows: Windows,
     random: Random,
     server: Option<(Arc<Registry>, LoopId)>,
     tls_server: ServerTls,
     tls_client: Option<TlsClient>,
     listeners: Vec<Listener>,
-    events: Vec<Event>,
-    /// Empty: room for the next events, while those before are delivered.
-    delivered: Vec<Event>,
-    expecting: usize,
     ticking: bool,
     /// A timer is set that has the loop not sleep, and look at what waits once more.
     turns_again: bool,
@@ -230,8 +133,6 @@ pub struct Fabric {
     placed: Gather,
     /// Gets that devices have in flight.
     rdma_reads: RdmaReads,
-    /// What all sessions were made to wait.
-    delays: Delays,
     /// The time of the turn.
     clock: Instant,
 }
@@ -242,16 +143,13 @@ impl Fabric {
         Self {
             options: Options { keep_alive: options.keep_alive.min(KEEP_ALIVE_MAX), ..options },
             lanes: Lanes::new(options.class, options.registrations),
-            sessions: Slots::default(),
+            sessions: Sessions::default(),
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
             server: None,
             tls_server: ServerTls::Off,
             tls_client: None,
             listeners: Vec::new(),
-            events: Vec::new(),
-            delivered: Vec::new(),
-            expecting: 0,
             ticking: false,
             turns_again: false,
             draining: false,
@@ -264,7 +162,6 @@ impl Fabric {
             arena: None,
             placed: Gather::new(),
             rdma_reads: RdmaReads::default(),
-            delays: Delays::default(),
             clock: Instant::ZERO,
         }
     }
@@ -297,7 +194,7 @@ impl Fabric {
 
     /// What was agreed for a session.
     pub fn agreed(&self, session: SessionId) -> Option<&Agreed> {
-        self.sessions.get(session).filter(|session| session.up).map(|session| &session.agreed)
+        self.sessions.get(session).filter(|session| session.was_up()).map(|session| &session.agreed)
     }
 
     /// What names a session: random, and known only to its two ends, unless an attacker reads a plain connection.
@@ -361,6 +258,52 @@ impl Fabric {
         self.last_closed
     }
 
+    /// What a session's transfers were like until now, and what waits; `None` if it is not up. A walk over its lanes, no system call.
+    pub fn feedback(&self, reactor: &Reactor, session: SessionId) -> Option<Feedback> {
+        let state = self.sessions.get(session).filter(|state| state.is_up())?;
+        let now = reactor.now();
+        let mut feedback = state.measured(now);
+        for lane in self.lanes.of(state) {
+            feedback.queued_bytes += self.lanes.queued_on(lane) as u64;
+            let waiting = self.lanes.oldest_on(lane).map_or(Duration::ZERO, |at| now.since(at));
+            feedback.waiting = feedback.waiting.max(waiting);
+        }
+        Some(feedback)
+    }
+
+    /// What the wire says of the path to a session's peer; `None` where it says nothing, as over shared memory. A system
+    /// call, for the lane of payloads that has the most to send.
+    pub fn path(&self, reactor: &Reactor, session: SessionId) -> Option<PathState> {
+        let lanes = self.lanes.of(self.sessions.get(session)?);
+        reactor.path_state(lanes.max_by_key(|lane| (lane.queued(), lane.number))?.socket?)
+    }
+
+    /// The delays and stalls of all sessions, also of those that have ended.
+    pub fn delays(&self) -> Delays {
+        self.sessions.delays()
+    }
+
+    /// The sessions of clients that are up.
+    pub fn client_sessions(&self) -> impl Iterator<Item = SessionId> + '_ {
+        let up = self.sessions.iter().filter(|(_, state)| state.is_up() && state.role == Role::Server);
+        up.map(|(slot, _)| slot)
+    }
+
+    /// The owner begins a transfer that it could not begin when it was asked: so long it has waited for frames.
+    pub fn note_start(&mut self, session: SessionId, waited: Duration) {
+        self.sessions.note_start(session, waited);
+    }
+
+    /// Something of the owner has waited that long.
+    pub fn note_stall(&mut self, session: SessionId, stall: Stall, waited: Duration) {
+        self.sessions.note_stall(session, stall, waited);
+    }
+
+    /// Bytes of frames that wait on a session's lanes for the peer to take them.
+    pub fn queued_frame_bytes(&self, session: SessionId) -> usize {
+        self.sessions.get(session).map_or(0, |state| self.lanes.of(state).map(Lane::queued_frames).sum())
+    }
+
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
         if completion.token.tag() >= RDMA {
@@ -396,14 +339,14 @@ impl Fabric {
 
     #[inline]
     fn deliver<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        if !self.events.is_empty() {
+        if self.sessions.has_events() {
             self.deliver_all(reactor, handler);
         }
     }
 
     fn deliver_all<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        while !self.events.is_empty() {
-            let mut events = std::mem::replace(&mut self.events, std::mem::take(&mut self.delivered));
+        while self.sessions.has_events() {
+            let mut events = self.sessions.take_events();
             for event in events.drain(..) {
                 match event {
                     Event::Up(session) => handler.up(self, reactor, session),
@@ -421,8 +364,7 @@ impl Fabric {
                     }
                 }
             }
-            events.shrink_to(EVENTS_KEPT);
-            self.delivered = events;
+            self.sessions.keep_events(events);
         }
     }
 
@@ -452,7 +394,7 @@ impl Fabric {
         }
         if !self.ticking
             && (self.lanes.handshakes() > 0
-                || self.expecting > 0
+                || self.sessions.is_expecting()
                 || !self.farewells.is_empty()
                 || self.lanes.watches_intake())
         {
@@ -473,10 +415,10 @@ impl Fabric {
         let now = self.clock;
         let Some(lane) = self.lanes.get_mut(slot) else { return true };
         let Some(bytes) = lane.send_now(reactor, now) else { return false };
-        let session = lane.session;
-        self.note_sent(slot, bytes, now);
+        let (session, went) = (lane.session, lane.went(bytes, now));
         self.lanes.count_heap(slot);
         if let Some(session) = session {
+            self.sessions.note_sent(session, went, now);
             if let Some(state) = self.sessions.get_mut(session) {
                 state.intake.took();
             }
@@ -494,10 +436,12 @@ impl Fabric {
         handler: &mut H,
     ) {
         let now = self.clock;
-        self.note_sent(slot, result.unwrap_or(0), now);
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         lane.sent(gather);
         let session = lane.session;
+        if let Some(session) = session {
+            self.sessions.note_sent(session, lane.went(result.unwrap_or(0), now), now);
+        }
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
         }
@@ -524,29 +468,7 @@ impl Fabric {
         self.end_superseded(reactor);
         self.end_stopped(reactor);
         self.end_farewells(reactor);
-        if self.expecting == 0 {
-            return;
-        }
-        let now = reactor.now();
-        // A peer may say what it likes while we do not listen; whether it takes what we have said is watched instead.
-        let is_unheard = |(slot, session): &(SessionId, &Session)| {
-            let is_paused = |lane: &LaneId| self.lanes.get(*lane).is_some_and(|lane| lane.paused.is_some());
-            session.lanes.iter().flatten().any(is_paused) && self.is_held(*slot)
-        };
-        let unheard: Vec<SessionId> = self.sessions.iter().filter(is_unheard).map(|(slot, _)| slot).collect();
-        for slot in unheard {
-            if let Some(session) = self.sessions.get_mut(slot) {
-                session.liveness.heard(now);
-            }
-        }
-        let mut checks = Vec::new();
-        for (slot, session) in self.sessions.iter_mut().filter(|(_, session)| session.up && !session.down) {
-            match session.liveness.check(now) {
-                KeepAliveStep::Wait => {}
-                due => checks.push((slot, due)),
-            }
-        }
-        for (slot, due) in checks {
+        for (slot, due) in self.sessions.silent(&self.lanes, reactor.now()) {
             if due == KeepAliveStep::Probe {
                 self.send(slot, Header::new(Kind::Ping));
             } else {

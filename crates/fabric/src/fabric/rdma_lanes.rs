@@ -17,10 +17,11 @@ use byway_reactor::{Completion, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::lane::{Lane, LaneId, Phase};
-use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE, Role};
+use super::sessions::Role;
+use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE};
 use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::RdmaError;
-use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Received, Transport};
+use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Received, Transport, Went};
 use crate::registration::{Counters, Limits, Mode};
 use crate::registry::SessionReservation;
 use crate::session::{self, CloseReason};
@@ -177,19 +178,12 @@ impl Fabric {
         match step {
             Ok(connection) => {
                 let session = self.lanes.get(slot).and_then(|lane| lane.session);
-                let state = session.and_then(|session| self.sessions.get_mut(session));
-                if let Some(rdma) = state.and_then(|state| state.wire.rdma_mut()) {
+                if let Some(rdma) = session.and_then(|session| self.sessions.rdma_mut(session)) {
                     rdma.connection = Some(connection);
                 }
             }
             Err(reason) => self.lanes.begin_rdma().fail_later(reactor, slot, reason),
         }
-    }
-
-    /// The connection of a session over RDMA.
-    pub(super) fn rdma_connection_of(&self, session: SessionId) -> Option<ConnectionId> {
-        let state = self.sessions.get(session).filter(|state| !state.down)?;
-        state.wire.rdma()?.connection
     }
 
     /// Takes a completion of the transport's.
@@ -207,9 +201,8 @@ impl Fabric {
                 }
             }
             RDMA_IDLE => {
-                self.lanes.probe_clients(|session| {
-                    self.sessions.get(session).is_some_and(|state| state.role == Role::Server && !state.down)
-                });
+                let is_clients = |session| self.sessions.open(session).is_some_and(|state| state.role == Role::Server);
+                self.lanes.probe_clients(is_clients);
                 self.watch_clients(reactor);
             }
             _ => rdma.transport.handle(reactor, completion),
@@ -241,8 +234,7 @@ impl Fabric {
                     }
                 }
                 (RdmaEvent::Sent(connection, went), Some(slot)) => {
-                    self.note_went(slot, went, reactor.now());
-                    self.rdma_sent(reactor, slot, connection, handler);
+                    self.rdma_sent(reactor, slot, connection, went, handler);
                 }
                 (RdmaEvent::Down(_, down), Some(slot)) => {
                     if let Some(lane) = self.lanes.get_mut(slot) {
@@ -342,14 +334,14 @@ impl Fabric {
     pub(super) fn take_backlog<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) {
         loop {
             let Some(lane) = self.lanes.get(slot) else { return };
-            let is_held = lane.session.is_some_and(|session| self.is_held(session));
+            let is_held = lane.session.is_some_and(|session| self.sessions.is_held(session, &self.lanes));
             if matches!(lane.phase, Phase::Fenced | Phase::Closing) || (lane.phase == Phase::Up && is_held) {
                 return;
             }
             let (phase, session, connection) = (lane.phase, lane.session, lane.connection);
             let Some(received) = self.lanes.get_mut(slot).and_then(|lane| lane.backlog.pop_front()) else { return };
             if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
-                state.liveness.heard(reactor.now());
+                state.heard(reactor.now());
             }
             let step = match (phase, session) {
                 (Phase::Up, Some(session)) => self.rdma_message(reactor, slot, session, &received, handler),
@@ -381,7 +373,7 @@ impl Fabric {
         if let Some(state) = self.sessions.get_mut(session) {
             // What was placed came by the device, just before.
             let bytes = HEADER_BYTES + header.payload_len().min(PAYLOAD_BYTES_MAX);
-            state.meter.received(bytes, reactor.now());
+            state.received(bytes, reactor.now());
         }
         self.dispatch(reactor, session, kind, &header, payload, handler)
     }
@@ -392,11 +384,15 @@ impl Fabric {
         reactor: &mut Reactor,
         slot: LaneId,
         connection: ConnectionId,
+        went: Option<Went>,
         handler: &mut H,
     ) {
         let is_idle = self.lanes.rdma().is_none_or(|rdma| rdma.transport.is_idle(connection));
         let Some(lane) = self.lanes.get(slot) else { return };
         let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
+        if let (Some(session), Some(went)) = (session, went) {
+            self.sessions.note_sent(session, went, reactor.now());
+        }
         if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
             state.intake.took();
         }

@@ -9,12 +9,13 @@ use std::rc::Rc;
 
 use byway_reactor::{Errno, Frame, FrameRange, Gather, Reactor};
 
+use super::sessions::{Event, Sessions};
 use super::transfer::{Get, Remote};
-use super::{EndedGet, Event, Fabric, GetError, Handler, Session};
+use super::{EndedGet, Fabric, GetError, Handler};
 use crate::rdma::transport::{ConnectionId, Down, GetFailed, Transport};
 use crate::rdma::{RdmaError, Window as ExposedWindow, WindowAddress};
 use crate::session::CloseReason;
-use crate::slots::{SessionId, SessionKind, Slot, Slots};
+use crate::slots::{SessionId, Slot, Slots};
 #[cfg(doc)]
 use crate::windows::Windows;
 use crate::windows::{OpenError, WindowKey};
@@ -86,20 +87,19 @@ impl RdmaReads {
     }
 
     /// All pieces of a get were asked for: the window is in use, unless none was found.
-    fn end_use(&mut self, once: UseId, sessions: &mut Slots<Session, SessionKind>) -> Option<UsedUp> {
+    fn end_use(&mut self, once: UseId, sessions: &mut Sessions) -> Option<UsedUp> {
         let using = self.uses.get_mut(once)?;
         using.is_open = false;
-        if using.left > 0 || using.was_read {
-            let state = sessions.get_mut(using.session);
-            if let Some(rdma) = state.and_then(|state| state.wire.rdma_mut()) {
-                rdma.grants.set_in_use(using.window, true);
-            }
+        if (using.left > 0 || using.was_read)
+            && let Some(rdma) = sessions.rdma_mut(using.session)
+        {
+            rdma.grants.set_in_use(using.window, true);
         }
         self.forget_use(once, sessions)
     }
 
     /// A piece of a get has ended.
-    fn end_piece(&mut self, once: UseId, was_read: bool, sessions: &mut Slots<Session, SessionKind>) -> Option<UsedUp> {
+    fn end_piece(&mut self, once: UseId, was_read: bool, sessions: &mut Sessions) -> Option<UsedUp> {
         let using = self.uses.get_mut(once)?;
         using.left -= 1;
         using.was_read |= was_read;
@@ -107,10 +107,10 @@ impl RdmaReads {
     }
 
     /// With its last piece a use is over: the window is forgotten, unless nothing was read.
-    fn forget_use(&mut self, once: UseId, sessions: &mut Slots<Session, SessionKind>) -> Option<UsedUp> {
+    fn forget_use(&mut self, once: UseId, sessions: &mut Sessions) -> Option<UsedUp> {
         self.uses.get(once).filter(|using| using.left == 0 && !using.is_open)?;
         let Use { session, window, was_read, .. } = self.uses.remove(once)?;
-        if let Some(rdma) = sessions.get_mut(session).and_then(|state| state.wire.rdma_mut()) {
+        if let Some(rdma) = sessions.rdma_mut(session) {
             if was_read {
                 rdma.grants.forget(window);
             } else {
@@ -168,13 +168,10 @@ impl Fabric {
         let Some(rdma) = self.lanes.rdma_mut() else { return };
         for got in rdma.transport.take_gots() {
             let Some(RdmaGet { session, context, once }) = self.rdma_reads.end(got.token) else { continue };
-            if let Some(state) = self.sessions.get_mut(session) {
-                state.gets -= 1;
-                if let (Ok(()), Some(frame)) = (got.result, &got.frame) {
-                    state.meter.received(frame.len(), reactor.now());
-                }
+            if let (Some(state), Ok(()), Some(frame)) = (self.sessions.get_mut(session), got.result, &got.frame) {
+                state.received(frame.len(), reactor.now());
             }
-            self.watch(reactor, session);
+            self.sessions.end_get(reactor, session);
             if let Some(once) = once {
                 let was_read = !matches!(got.result, Err(GetFailed::Memory(_)));
                 let used_up = self.rdma_reads.end_piece(once, was_read, &mut self.sessions);
@@ -186,13 +183,13 @@ impl Fabric {
                 GetFailed::Memory(errno) => GetError::Io(errno),
                 GetFailed::GivenUp => GetError::GivenUp,
             });
-            self.events.push(Event::Got(session, EndedGet { frame: got.frame, context, result }));
+            self.sessions.tell(Event::Got(session, EndedGet { frame: got.frame, context, result }));
         }
     }
 
     /// A get of a window is begun, which may have several pieces: gives the use that this is of a window for one use.
     pub(super) fn begin_use(&mut self, session: SessionId, window: WindowKey) -> Option<UseId> {
-        let state = self.sessions.get(session).filter(|state| !state.down)?;
+        let state = self.sessions.open(session)?;
         state.wire.rdma().filter(|rdma| rdma.grants.is_once(window))?;
         Some(self.rdma_reads.begin_use(session, window))
     }
@@ -213,7 +210,7 @@ impl Fabric {
     /// Opens memory to the device of the peer of `session`: `Err` gives it back for a session of another kind, and for one that
     /// is at its end.
     fn expose(&mut self, session: SessionId, memory: ToExpose, context: u64) -> Result<Exposing, ToExpose> {
-        let (Some(connection), Some(rdma)) = (self.rdma_connection_of(session), self.lanes.rdma()) else {
+        let (Some(connection), Some(rdma)) = (self.sessions.rdma_connection(session), self.lanes.rdma()) else {
             return Err(memory);
         };
         let refused = |error, frame| Ok(Err((error, frame)));
@@ -231,7 +228,7 @@ impl Fabric {
         let refusal = Refusal::of(error, rdma.transport.has(connection));
         tracing::warn!(%error, bytes, ?refusal, "cannot open a window to a peer's device");
         if refusal == Refusal::EndsSession {
-            self.events.push(Event::Failed(session, Down::Setup(error).into()));
+            self.sessions.tell(Event::Failed(session, Down::Setup(error).into()));
         }
         match memory {
             Some(memory) if refusal != Refusal::Alone => Err(memory),
@@ -255,12 +252,10 @@ impl Fabric {
         push: impl FnOnce(&mut Gather),
     ) -> Result<(), Errno> {
         // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
-        let state = self.sessions.get(session).ok_or(Errno::NOTCONN)?;
-        if let Some(slot) = state.lanes.first().copied().flatten() {
+        if let Some(slot) = self.sessions.control_lane(session) {
             self.lanes.send_by_device(slot);
         }
-        let state = self.sessions.get_mut(session);
-        let rdma = state.and_then(|state| state.wire.rdma_mut()).ok_or(Errno::NOTCONN)?;
+        let rdma = self.sessions.rdma_mut(session).ok_or(Errno::NOTCONN)?;
         let place = rdma.grants.find(to, len, WindowAdvert::PUT).map_err(|_| Errno::FAULT)?;
         rdma.grants.use_up(to.window);
         let rdma = self.lanes.rdma_mut().ok_or(Errno::NOTCONN)?;
@@ -280,15 +275,14 @@ impl Fabric {
         into: Frame,
     ) -> Result<(), Frame> {
         let Get { session, from, once, context } = get;
-        let (Some(state), Some(rdma)) = (self.sessions.get_mut(session), self.lanes.rdma_mut()) else {
+        let (Some(wire), Some(rdma)) = (self.sessions.rdma_mut(session), self.lanes.rdma_mut()) else {
             return Err(into);
         };
-        let Some(wire) = state.wire.rdma() else { return Err(into) };
         let place = match wire.grants.find(from, into.len(), WindowAdvert::GET) {
             Ok(place) => place,
             Err(error) => {
                 let result = Err(GetError::Refused(error));
-                self.events.push(Event::Got(session, EndedGet { frame: Some(into), context, result }));
+                self.sessions.tell(Event::Got(session, EndedGet { frame: Some(into), context, result }));
                 return Ok(());
             }
         };
@@ -299,8 +293,7 @@ impl Fabric {
             return Err(into);
         }
         self.rdma_reads.asked(once);
-        state.gets += 1;
-        self.watch(reactor, session);
+        self.sessions.begin_get(reactor, session);
         Ok(())
     }
 

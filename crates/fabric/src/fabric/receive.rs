@@ -9,12 +9,10 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Frame, FrameRange, Need, Op, Reactor, Scatter};
 
 use super::lane::{Lane, LaneId, PausedRecv, Phase, Placing};
-use super::{Fabric, GetError, Handler, Role, Session};
+use super::{Fabric, GetError, Handler};
 use crate::checksum::payload_checksum;
 use crate::feedback::Stall;
-use crate::limits::{
-    CONTROL_FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SESSION_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MIN, SMALL_BYTES_MAX,
-};
+use crate::limits::{CONTROL_FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::{GivenBack, WindowError, WindowKey};
@@ -48,8 +46,8 @@ impl Fabric {
             other => return self.receive_ended(reactor, slot, lent, other.err()),
         };
         if let Some(session) = session.and_then(|session| self.sessions.get_mut(session)) {
-            session.liveness.heard(self.clock);
-            session.meter.received(n, self.clock);
+            session.heard(self.clock);
+            session.received(n, self.clock);
         }
         if self.lanes.get(slot).is_some_and(|lane| lane.secure.is_some()) {
             return self.ciphertext_came(reactor, slot, n, handler);
@@ -104,41 +102,15 @@ impl Fabric {
         self.lanes.receive(reactor, slot, op);
     }
 
-    /// Whether nothing more is received from a server's client until it has taken answers: they lie on our heap.
+    /// Whether nothing more is received from a server's client until it has taken answers.
     pub(super) fn is_held(&self, session: SessionId) -> bool {
-        if !self.lanes.watches_intake() {
-            return false;
-        }
-        // A client never stops listening: both ends could else wait for each other. It ends sessions that ask too much.
-        let client = self.sessions.get(session).filter(|state| state.role == Role::Server);
-        let heap = client.map_or(0, |state| self.heap_for(state));
-        heap > SESSION_HEAP_BYTES_MAX || (self.lanes.is_full() && heap > SESSION_HEAP_BYTES_MIN)
+        self.sessions.is_held(session, &self.lanes)
     }
 
-    /// Heap memory of what waits for a session's peer.
-    fn heap_for(&self, state: &Session) -> usize {
-        let lanes = state.lanes.iter().flatten().filter_map(|slot| self.lanes.get(*slot));
-        lanes.map(|lane| self.lanes.heap_on(lane)).sum()
-    }
-
-    /// Ends the sessions of peers that take nothing, while memory is short because of them, or of a server's clients at all: those
-    /// that have less than it takes to be held back are too many then.
+    /// Ends the sessions of peers that take nothing.
     pub(super) fn end_stopped(&mut self, reactor: &mut Reactor) {
-        if !self.lanes.watches_intake() {
-            return;
-        }
-        let now = reactor.now();
-        let up = |(_, state): &(SessionId, &Session)| state.up && !state.down;
-        let short = |(slot, state): (SessionId, &Session)| {
-            let heap = self.heap_for(state);
-            let is_one_of_many = state.role == Role::Server && heap > 0 && self.is_full();
-            (slot, heap > SESSION_HEAP_BYTES_MAX || is_one_of_many)
-        };
-        let looked: Vec<(SessionId, bool)> = self.sessions.iter().filter(up).map(short).collect();
-        for (slot, short) in looked {
-            if self.sessions.get_mut(slot).is_some_and(|state| state.intake.has_stopped(short, now)) {
-                self.close(reactor, slot, CloseReason::TakesNothing);
-            }
+        for session in self.sessions.stopped(&self.lanes, reactor.now()) {
+            self.close(reactor, session, CloseReason::TakesNothing);
         }
     }
 
@@ -169,8 +141,8 @@ impl Fabric {
                 continue;
             }
             let held = lane.paused.take();
-            if let (Some(_), Some(state)) = (&held, self.sessions.get_mut(session)) {
-                self.delays.note_stall(&mut state.meter, Stall::Take, self.clock.since(lane.paused_at));
+            if held.is_some() {
+                self.sessions.note_stall(session, Stall::Take, self.clock.since(lane.paused_at));
             }
             match held {
                 None => {}

@@ -13,9 +13,10 @@ use byway_reactor::{Errno, FileRange, Frame, FramePool, Gather, LentPlace, React
 use zerocopy::FromBytes;
 
 use super::grants::PeerAddress;
+use super::sessions::{Event, Role};
 use super::transfer::{Get, Remote};
 use super::wire::Wire;
-use super::{EndedGet, Event, Fabric, GetError, Handler, Role};
+use super::{EndedGet, Fabric, GetError, Handler};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 use crate::windows::WindowKey;
@@ -36,7 +37,7 @@ impl Fabric {
 
     /// Lends the server of a session that is welcomed our arena. Without, all goes through the stream.
     pub(super) fn lend_arena(&mut self, reactor: &mut Reactor, session: SessionId, socket: Option<Socket>) {
-        let Some(Wire::Shm(shm)) = self.sessions.get_mut(session).map(|state| &mut state.wire) else { return };
+        let Some(shm) = self.sessions.shm_mut(session) else { return };
         let (Some(arena), Some(socket)) = (&self.arena, socket) else { return };
         match reactor.lend_arena(socket, arena) {
             Ok(()) => shm.arena = Some(arena.clone()),
@@ -50,7 +51,7 @@ impl Fabric {
         if header.kind != Kind::Call as u8 || window.0 == 0 {
             return None;
         }
-        let arena = match &self.sessions.get(session).filter(|state| !state.down)?.wire {
+        let arena = match &self.sessions.open(session)?.wire {
             Wire::Stream => return None,
             Wire::Rdma(_) => return self.exposed_grant(window),
             Wire::Shm(shm) => shm.arena.as_ref()?,
@@ -73,6 +74,7 @@ impl Fabric {
     ) -> Result<&'a [u8], CloseReason> {
         let Some(state) = self.sessions.get_mut(session) else { return Ok(&[]) };
         let is_call = kind == Kind::Call && state.role == Role::Server;
+        let control_lane = state.control_lane();
         let grant = Grant::read_from_prefix(payload).ok().filter(|_| is_call);
         let (grant, rest) = grant.ok_or(CloseReason::Unexpected(kind))?;
         let (window, rights) = (WindowKey(header.window.get()), WindowAdvert::PUT | WindowAdvert::GET);
@@ -81,7 +83,7 @@ impl Fabric {
             Wire::Stream => {}
             Wire::Rdma(rdma) => drop(rdma.grants.note(window, grant, rights)),
             Wire::Shm(shm) => {
-                let socket = state.lanes.first().copied().flatten().and_then(|lane| self.lanes.get(lane)?.socket);
+                let socket = control_lane.and_then(|lane| self.lanes.get(lane)?.socket);
                 if !std::mem::replace(&mut shm.has_looked, true)
                     && let Some(socket) = socket
                 {
@@ -101,14 +103,14 @@ impl Fabric {
 
     /// The place of a window of the peer, if we can reach it, and over which stream.
     fn place_of(&self, session: SessionId, at: Remote, len: usize, right: u8) -> Option<(Socket, PeerAddress)> {
-        let state = self.sessions.get(session).filter(|state| !state.down && !state.leaving)?;
+        let state = self.sessions.open(session).filter(|state| !state.leaving)?;
         let shm = state.wire.shm()?;
         Some((shm.taken_over?, shm.grants.find(at, len, right).ok()?))
     }
 
     /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
     pub fn goes_by_route(&self, session: SessionId, to: Remote, len: usize) -> bool {
-        self.rdma_connection_of(session).is_none() && self.place_of(session, to, len, WindowAdvert::PUT).is_none()
+        self.sessions.rdma_connection(session).is_none() && self.place_of(session, to, len, WindowAdvert::PUT).is_none()
     }
 
     /// Whether a put (or get, if `put` is false) of so many bytes is copied by this end, when it is begun.
@@ -126,7 +128,7 @@ impl Fabric {
         len: usize,
         push: P,
     ) -> Result<Result<(), Errno>, P> {
-        if let Some(connection) = self.rdma_connection_of(session) {
+        if let Some(connection) = self.sessions.rdma_connection(session) {
             return Ok(self.rdma_put(connection, session, to, len, push));
         }
         let Some((socket, place)) = self.place_of(session, to, len, WindowAdvert::PUT) else { return Err(push) };
@@ -137,7 +139,7 @@ impl Fabric {
         gather.clear();
         self.placed = gather;
         if let Some(state) = self.sessions.get_mut(session) {
-            state.meter.sent(len, self.clock);
+            state.sent(len, self.clock);
         }
         Ok(result)
     }
@@ -157,7 +159,7 @@ impl Fabric {
             Err(Errno::AGAIN) => None,
             result => {
                 if let (Some(state), Ok(count)) = (self.sessions.get_mut(session), result) {
-                    state.meter.sent(count, self.clock);
+                    state.sent(count, self.clock);
                 }
                 Some(result)
             }
@@ -167,7 +169,7 @@ impl Fabric {
     /// Gets what we can reach; gives the frame back if we cannot.
     pub(super) fn fetch(&mut self, reactor: &mut Reactor, get: Get, mut into: Frame) -> Result<(), Frame> {
         let Get { session, from, context, .. } = get;
-        if let Some(connection) = self.rdma_connection_of(session) {
+        if let Some(connection) = self.sessions.rdma_connection(session) {
             return self.rdma_get(reactor, connection, get, into);
         }
         let len = into.len();
@@ -178,9 +180,9 @@ impl Fabric {
             error => GetError::Io(error),
         });
         if let Some(state) = self.sessions.get_mut(session) {
-            state.meter.received(len, self.clock);
+            state.received(len, self.clock);
         }
-        self.events.push(Event::Got(session, EndedGet { frame: Some(into), context, result }));
+        self.sessions.tell(Event::Got(session, EndedGet { frame: Some(into), context, result }));
         Ok(())
     }
 
@@ -193,10 +195,10 @@ impl Fabric {
         header: &Header,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
-        if self.rdma_connection_of(session).is_some() {
+        if self.sessions.rdma_connection(session).is_some() {
             return self.rdma_placed(reactor, session, kind, header, handler);
         }
-        let shm = self.sessions.get(session).and_then(|state| state.wire.shm());
+        let shm = self.sessions.shm(session);
         let lent = shm.is_some_and(|shm| shm.arena.is_some() || !shm.loans.is_empty());
         if !lent || !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
             return Err(CloseReason::Unexpected(kind));
@@ -220,13 +222,13 @@ impl Fabric {
 
     /// Whether the peer of a session can write the memory of a window by itself.
     fn may_have_placed(&self, session: SessionId, window: WindowKey, frame: &Frame) -> bool {
-        let Some(shm) = self.sessions.get(session).and_then(|state| state.wire.shm()) else { return false };
+        let Some(shm) = self.sessions.shm(session) else { return false };
         shm.loans.is_written(window) || shm.arena.as_ref().is_some_and(|arena| arena.owns(frame))
     }
 
     /// A session has ended: what its server may still be writing is taken from it.
     pub(super) fn revoke(&mut self, session: SessionId) {
-        let shm = self.sessions.get_mut(session).and_then(|state| state.wire.shm_mut());
+        let shm = self.sessions.shm_mut(session);
         let Some(arena) = shm.and_then(|shm| shm.arena.take()) else { return };
         let mut revoked = 0;
         for frame in self.windows.targets_of(session).filter(|frame| arena.owns(frame)) {

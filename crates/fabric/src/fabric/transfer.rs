@@ -10,7 +10,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::{Lane, LaneId};
 use super::rdma_windows::UseId;
-use super::{Event, Fabric, Handler, Role};
+use super::sessions::{Event, Role, Session};
+use super::{Fabric, Handler};
 use crate::checksum::payload_checksum;
 use crate::limits::{ANSWERS_MAX, PAYLOAD_BYTES_MAX};
 use crate::session::CloseReason;
@@ -230,7 +231,7 @@ impl Fabric {
 
     fn get_piece(&mut self, reactor: &mut Reactor, get: Get, into: Frame) -> Result<(), Frame> {
         let Get { session, from, context, .. } = get;
-        if self.sessions.get(session).is_none_or(|state| state.down) {
+        if self.sessions.open(session).is_none() {
             return Err(into);
         }
         let into = match self.fetch(reactor, get, into) {
@@ -239,10 +240,7 @@ impl Fabric {
         };
         let len = into.len();
         let target = self.windows.open_get(&mut self.random, session, into, context)?;
-        if let Some(state) = self.sessions.get_mut(session) {
-            state.gets += 1;
-        }
-        self.watch(reactor, session);
+        self.sessions.begin_get(reactor, session);
         let mut pull = Pull::new_zeroed();
         pull.target.set(target.0);
         pull.len.set(len as u32);
@@ -261,7 +259,7 @@ impl Fabric {
         payload: PayloadMeta,
         push: impl FnOnce(&mut Gather),
     ) {
-        let Some(state) = self.sessions.get_mut(session).filter(|session| !session.down) else { return };
+        let Some(state) = self.sessions.open_mut(session) else { return };
         let is_answer = self.answering || is_answer(&header);
         if state.role == Role::Server {
             header.instance.set(state.agreed.instance);
@@ -291,7 +289,7 @@ impl Fabric {
         let slots = state.lanes.iter().flatten();
         let waiting: usize = slots.map(|slot| self.lanes.get_mut(*slot).map_or(0, Lane::answers)).sum();
         if waiting > ANSWERS_MAX {
-            self.events.push(Event::Failed(session, CloseReason::AsksTooMuch));
+            self.sessions.tell(Event::Failed(session, CloseReason::AsksTooMuch));
         }
     }
 
@@ -362,16 +360,13 @@ impl Fabric {
     ) {
         let context = self.windows.context(target).unwrap_or(0);
         let Closed::Target(frame) = self.windows.close(target) else { return };
-        if let Some(state) = self.sessions.get_mut(session) {
-            state.gets -= 1;
-        }
-        self.watch(reactor, session);
+        self.sessions.end_get(reactor, session);
         handler.got(self, reactor, session, EndedGet { frame: Some(frame), context, result });
     }
 
     /// The lanes of a session are gone: what was asked for will not come.
     pub(super) fn end_gets<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
-        if self.sessions.get(session).is_none_or(|state| state.gets == 0) {
+        if !self.sessions.get(session).is_some_and(Session::has_gets) {
             return;
         }
         for target in self.windows.gets_of(session) {
@@ -382,25 +377,7 @@ impl Fabric {
     /// Says whether a session expects a reply, besides the bytes that gets have asked for: only while it does is the peer's silence
     /// watched.
     pub fn set_expects_reply(&mut self, reactor: &Reactor, session: SessionId, expects_reply: bool) {
-        if let Some(state) = self.sessions.get_mut(session) {
-            state.expects_reply = expects_reply;
-            self.watch(reactor, session);
-        }
-    }
-
-    /// Watches the peer while a reply is expected.
-    pub(super) fn watch(&mut self, reactor: &Reactor, session: SessionId) {
-        let Some(state) = self.sessions.get_mut(session).filter(|state| !state.down) else { return };
-        let is_awaited = state.wire.shm().is_some_and(|shm| shm.loans.is_awaited());
-        let expects_reply = state.expects_reply || state.gets > 0 || is_awaited;
-        if state.liveness.expects_reply() != expects_reply {
-            state.liveness.set_expects_reply(expects_reply, reactor.now());
-            if expects_reply {
-                self.expecting += 1;
-            } else {
-                self.expecting -= 1;
-            }
-        }
+        self.sessions.set_expects_reply(reactor, session, expects_reply);
     }
 
     /// Heap memory of what waits to be sent.
@@ -416,7 +393,7 @@ impl Fabric {
     /// Whether anything can be put to a session's peer yet.
     pub fn can_put(&self, session: SessionId) -> bool {
         let has_bulk = self.sessions.get(session).is_some_and(|state| state.lanes.iter().skip(1).any(Option::is_some));
-        has_bulk || self.rdma_connection_of(session).is_some()
+        has_bulk || self.sessions.rdma_connection(session).is_some()
     }
 
     /// The route to a session's peer with the fewest bytes queued.
@@ -435,14 +412,14 @@ impl Fabric {
 
     /// Bytes of messages that wait to be sent to a session's peer.
     pub fn control_queued(&self, session: SessionId) -> usize {
-        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        let lane = self.sessions.control_lane(session);
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.queued_on(lane))
     }
 
     /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
     /// take.
     pub(crate) fn control_queued_heap(&self, session: SessionId) -> usize {
-        let lane = self.sessions.get(session).and_then(|session| session.lanes.first().copied().flatten());
+        let lane = self.sessions.control_lane(session);
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.heap_on(lane))
     }
 

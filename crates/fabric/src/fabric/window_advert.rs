@@ -40,7 +40,7 @@ impl Fabric {
     /// # Errors
     /// Over RDMA: no such window of the peer, or not so much of it, or not for that. Over lanes the peer looks.
     pub fn check_remote(&self, session: SessionId, at: Remote, len: usize, put: bool) -> Result<(), WindowError> {
-        let state = self.sessions.get(session).filter(|state| !state.down);
+        let state = self.sessions.open(session);
         let Some(Wire::Rdma(rdma)) = state.map(|state| &state.wire) else { return Ok(()) };
         let right = if put { WindowAdvert::PUT } else { WindowAdvert::GET };
         rdma.grants.find(at, len, right).map(|_| ())
