@@ -21,7 +21,7 @@ impl Fabric {
     /// Ends a session; [`Handler::down`](super::Handler::down) and [`Handler::drained`](super::Handler::drained) follow.
     pub fn close(&mut self, reactor: &mut Reactor, session: SessionId, reason: CloseReason) {
         let Some(lanes) = self.sessions.end(reactor, session, reason) else { return };
-        self.note_closed(reason);
+        self.tally.note_closed(reason);
         for lane in lanes {
             self.close_lane(reactor, lane);
         }
@@ -65,8 +65,8 @@ impl Fabric {
 
     pub(super) fn forget_if_done(&mut self, session: SessionId) {
         let Some(state) = self.sessions.remove_if_done(session) else { return };
-        if let (Role::Server, Some((registry, _))) = (state.role, &self.server) {
-            registry.ended(&state.identity);
+        if state.role == Role::Server {
+            self.admission.session_ended(&state.identity);
         }
     }
 
@@ -97,7 +97,7 @@ impl Fabric {
         }
         if session.is_none() {
             tracing::debug!(%reason, "connection refused");
-            self.note_closed(reason);
+            self.tally.note_closed(reason);
         }
         self.close_lane(reactor, slot);
         if let Some(session) = session {

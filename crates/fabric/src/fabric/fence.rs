@@ -4,14 +4,14 @@ use byway_reactor::Reactor;
 
 use super::Fabric;
 use super::lane::LaneId;
-use crate::session::{self, CloseReason};
+use crate::session::CloseReason;
 use crate::wire::{Kind, RefuseCode};
 
 impl Fabric {
     /// Ends sessions whose client has begun a newer one.
     pub(super) fn end_superseded(&mut self, reactor: &mut Reactor) {
-        let Some((registry, _)) = &self.server else { return };
-        for session in self.sessions.superseded(registry) {
+        let Some(home) = self.admission.home() else { return };
+        for session in self.sessions.superseded(&home.registry) {
             self.close(reactor, session, CloseReason::WeRefused(RefuseCode::Superseded));
         }
     }
@@ -27,11 +27,8 @@ impl Fabric {
 
     /// A lane no longer waits for the end of its client's old session.
     pub(super) fn leave_fence(&mut self, slot: LaneId) {
-        let Some(header) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) else { return };
-        if let (Some((registry, _)), Ok((hello, identity))) = (&self.server, session::read_hello(&header, Kind::Hello))
-            && hello.lane.get() == 0
-        {
-            registry.stopped_waiting(&identity);
+        if let Some(hello) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) {
+            self.admission.stop_waiting(&hello);
         }
     }
 

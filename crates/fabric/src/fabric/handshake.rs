@@ -4,26 +4,27 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Address, Errno, Instant, Listener, Op, Reactor, Socket, Token};
+use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket};
 
+use super::admission::Arrival;
 use super::lane::{Lane, LaneId, Phase};
-use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use super::sessions::{Role, Session};
-use super::{ACCEPT, CONNECT, Fabric, Handler, token};
+use super::{CONNECT, Fabric, Handler};
 use crate::capabilities::{Capabilities, WireKind};
-use crate::limits::{ACCEPT_PAUSE, BULK_LANES_MAX, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX};
-use crate::registry::{Claim, HandedLane, LoopId, Registry};
+use crate::limits::BULK_LANES_MAX;
+use crate::rdma::RdmaError;
+use crate::rdma::transport::ConnectionId;
+use crate::registry::{Claim, Registry, SessionReservation};
 use crate::session::{self, Agreed, CloseReason, Identity, Liveness, PayloadChecksum};
 use crate::slots::SessionId;
-use crate::tls::{ServerTls, TlsClient};
-use crate::wire::{FEATURE_PAYLOAD_CHECKSUM, HEADER_BYTES, Header, Hello, Kind, RefuseCode};
+use crate::tls::TlsClient;
+use crate::wire::{HEADER_BYTES, Header, Hello, Kind, RefuseCode};
 
 impl Fabric {
     /// Makes this fabric a server's: it serves sessions of `registry`.
     pub fn serve(&mut self, reactor: &Reactor, registry: Arc<Registry>) {
-        let home = registry.join(reactor.waker());
-        self.server = Some((registry, home));
+        self.admission.serve(reactor, registry);
     }
 
     /// Listens; connections become sessions. Gives the listener, whose address the reactor knows.
@@ -36,19 +37,23 @@ impl Fabric {
         Ok(listener)
     }
 
+    /// Listens at an address of an RDMA device; connections become sessions. Gives the address, with the port that was
+    /// chosen if 0 was asked for.
+    ///
+    /// # Errors
+    /// [`RdmaError`]: no library, no device at the address, or the system's.
+    pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
+        self.lanes.begin_rdma().transport.listen(reactor, address)
+    }
+
     /// Accepts connections of a listener that the owner made.
     pub fn accept_from(&mut self, reactor: &mut Reactor, listener: Listener) {
-        self.listeners.push(listener);
-        let index = self.listeners.len() as u32 - 1;
-        reactor.submit(Op::Accept { listener }, Token::new(self.options.class, ACCEPT, index, 0));
+        self.admission.listen(reactor, listener);
     }
 
     /// Stops listening and begins no session any more; those that are there go on.
     pub fn close_listeners(&mut self, reactor: &mut Reactor) {
-        for listener in &self.listeners {
-            reactor.close_listener(*listener);
-        }
-        self.draining = true;
+        self.admission.close(reactor);
         if let Some(rdma) = self.lanes.rdma_mut() {
             rdma.transport.close_listeners();
         }
@@ -102,11 +107,34 @@ impl Fabric {
         let slot = self.lanes.insert(lane);
         let Some(state) = self.sessions.get_mut(session) else { return };
         state.add_lane(number, slot);
-        if let Some(Address::Rdma(to)) = state.remote {
-            return self.connect_rdma(reactor, slot, to);
+        match state.remote.clone() {
+            Some(Address::Rdma(to)) => self.connect_rdma(reactor, slot, to),
+            Some(to) => reactor.submit(Op::Connect { to }, slot.token(self.options.class, CONNECT)),
+            None => {}
         }
-        if let Some(to) = state.remote.clone() {
-            reactor.submit(Op::Connect { to }, token(self.options.class, CONNECT, slot));
+    }
+
+    /// Connects the lane of a client's session.
+    fn connect_rdma(&mut self, reactor: &mut Reactor, slot: LaneId, to: SocketAddr) {
+        let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
+        let step = if session.is_some_and(|state| state.tls.is_some()) {
+            // A session that asks for TLS is refused without it.
+            tracing::warn!(%to, "a session with TLS was requested over RDMA, which has none: use tcp");
+            Err(CloseReason::WeRefused(RefuseCode::Auth))
+        } else {
+            self.lanes.begin_rdma().connect(reactor, slot, to)
+        };
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            (lane.connection, lane.connecting) = (step.ok(), false);
+        }
+        match step {
+            Ok(connection) => {
+                let session = self.lanes.get(slot).and_then(|lane| lane.session);
+                if let Some(rdma) = session.and_then(|session| self.sessions.rdma_mut(session)) {
+                    rdma.connection = Some(connection);
+                }
+            }
+            Err(reason) => self.lanes.begin_rdma().fail_later(reactor, slot, reason),
         }
     }
 
@@ -150,10 +178,7 @@ impl Fabric {
 
     /// The pause after an accept that failed is over.
     pub(super) fn accept_again(&mut self, reactor: &mut Reactor, listener: u32) {
-        if let Some(&handle) = self.listeners.get(listener as usize) {
-            let token = Token::new(self.options.class, ACCEPT, listener, 0);
-            reactor.submit(Op::Accept { listener: handle }, token);
-        }
+        self.admission.accept(reactor, listener);
     }
 
     pub(super) fn accepted(&mut self, reactor: &mut Reactor, listener: u32, result: Result<Socket, Errno>) {
@@ -163,68 +188,30 @@ impl Fabric {
             Err(error) => {
                 // Out of descriptors, most likely: go on in a moment, others may close theirs.
                 tracing::error!(%error, "cannot accept a connection; on EMFILE, raise LimitNOFILE");
-                let again = Token::new(self.options.class, ACCEPT, listener, 0);
-                return reactor.submit(Op::Timer { at: reactor.now() + ACCEPT_PAUSE }, again);
+                return self.admission.accept_later(reactor, listener);
             }
         };
-        let peer = reactor.peer_address(socket);
-        let is_stranger = match (&self.admits, peer) {
-            (Some(admits), Some(peer)) => !admits(peer),
-            // Reset before it was accepted: its requests would be served for an unknown client.
-            (Some(_), None) => reactor.is_tcp(socket),
-            (None, _) => false,
-        };
-        let turned_away = !is_stranger && self.no_room(reactor.now(), peer);
-        let refused = if is_stranger {
-            tracing::warn!(?peer, "connection refused: its address is not in an --allow range, or it was reset");
-            Some(RefuseCode::Auth)
-        } else if turned_away && self.lanes.len() >= LANES_MAX + TURNED_AWAY_MAX {
-            Some(RefuseCode::Busy)
-        } else {
-            None
-        };
-        self.counters.refused += u64::from(turned_away || refused.is_some());
-        if let Some(code) = refused {
-            self.last_closed = Some(CloseReason::WeRefused(code));
-            return reactor.close(socket);
+        let arrival = self.admission.judge(reactor, socket, &self.lanes);
+        match arrival {
+            Arrival::Admitted => {}
+            Arrival::TurnedAway => self.tally.note_turned_away(),
+            Arrival::Refused(code) => {
+                self.tally.note_refused(code);
+                return reactor.close(socket);
+            }
         }
         if !seeded::is(Bug::NoKeepAlive) {
             reactor.keep_alive(socket, self.options.keep_alive * 2);
         }
         let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-        lane.turned_away = turned_away;
-        match &self.tls_server {
-            ServerTls::Off => {}
-            ServerTls::Optional(server) => lane.tls_offered = Some(server.clone()),
-            ServerTls::Required(server) => match server.accept() {
-                Ok(stream) => lane.secure = Some(Box::new(Secure::new(stream))),
-                Err(_) => return reactor.close(socket),
-            },
+        lane.turned_away = matches!(arrival, Arrival::TurnedAway);
+        if self.admission.begin_tls(&mut lane).is_err() {
+            return reactor.close(socket);
         }
         let slot = self.lanes.insert(lane);
         if !self.receive_handshake(reactor, slot) {
             self.lane_failed(reactor, slot, CloseReason::NoFrames);
         }
-    }
-
-    /// Whether there are too many connections for one more of `peer`. The log says so, but not for each.
-    pub(super) fn no_room(&mut self, now: Instant, peer: Option<SocketAddr>) -> bool {
-        let (connections, handshakes) = (self.lanes.len(), self.lanes.handshakes());
-        if handshakes < HANDSHAKES_MAX && connections < LANES_MAX {
-            return false;
-        }
-        if let Some(since_last) = self.refusals_log.admit(now) {
-            tracing::warn!(
-                ?peer,
-                connections,
-                connections_max = LANES_MAX,
-                handshakes,
-                handshakes_max = HANDSHAKES_MAX,
-                refused_since_last_line = since_last,
-                "connection refused: the event loop has no room for it; run another node, or, where connections are at their most, more loops (--threads)"
-            );
-        }
-        true
     }
 
     /// Bytes of a handshake have come: all of it, or the stream has ended.
@@ -284,26 +271,11 @@ impl Fabric {
         kind: Kind,
     ) -> Result<(), CloseReason> {
         let (hello, identity) = session::read_hello(header, kind)?;
-        let features = match session::negotiate(&hello, &self.options.terms) {
-            Ok(features) => features,
-            Err(code) => {
-                self.refuse(slot, code);
-                return Ok(());
-            }
-        };
-        let is_rdma = self.lanes.get(slot).is_some_and(|lane| lane.connection.is_some());
-        if self.lanes.get(slot).is_some_and(|lane| lane.turned_away) {
-            self.refuse(slot, RefuseCode::Busy);
-        } else if is_rdma && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
-            self.refuse(slot, RefuseCode::Feature);
-        } else if is_rdma && hello.lane.get() > 0 {
-            self.refuse(slot, RefuseCode::Protocol);
-        } else if self.draining {
-            self.refuse(slot, RefuseCode::ShuttingDown);
-        } else if hello.lane.get() > 0 {
-            self.join_lane(reactor, slot, header, &hello, &identity);
-        } else {
-            self.start_session(reactor, slot, header, &hello, &identity, features);
+        let Some(lane) = self.lanes.get(slot) else { return Ok(()) };
+        match self.admission.check_hello(lane, &hello, &self.options.terms) {
+            Err(code) => self.refuse(slot, code),
+            Ok(_) if hello.lane.get() > 0 => self.join_lane(reactor, slot, header, &hello, &identity),
+            Ok(features) => self.start_session(reactor, slot, header, &hello, &identity, features),
         }
         Ok(())
     }
@@ -324,17 +296,17 @@ impl Fabric {
         identity: &Identity,
         features: u32,
     ) {
-        if self.moves_elsewhere(reactor, slot, header) {
+        let better = self.lanes.get(slot).and_then(|lane| self.admission.better_loop(lane));
+        if better.is_some_and(|to| self.admission.hand_over(reactor, &mut self.lanes, slot, header, to)) {
             return;
         }
-        let Some((registry, home)) = &self.server else { return };
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let (Some(home), Some(lane)) = (self.admission.home(), self.lanes.get_mut(slot)) else { return };
         let tls_peer = lane.peer();
         // The lists may be newer than the lane's TLS handshake.
-        if self.tls_server.server().is_some_and(|server| server.has_revoked(&tls_peer)) {
+        if self.admission.has_revoked(&tls_peer) {
             return self.refuse(slot, RefuseCode::Auth);
         }
-        match registry.claim(identity, *home) {
+        match home.registry.claim(identity, home.id) {
             Claim::Stale => return self.refuse(slot, RefuseCode::Superseded),
             Claim::Wait => {
                 lane.phase = Phase::Fenced;
@@ -343,7 +315,7 @@ impl Fabric {
             }
             Claim::Granted => {}
         }
-        let instance = registry.instance();
+        let instance = home.registry.instance();
         let agreed = Agreed { features, instance };
         let bulk_lanes = if lane.connection.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
@@ -351,7 +323,7 @@ impl Fabric {
         let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
         let by_device = || self.lanes.rdma()?.transport.peer(connection?);
         let peer = by_device().or_else(|| reactor.peer_address(socket?));
-        self.counters.sessions += 1;
+        self.tally.note_session();
         let liveness = Liveness::new(self.options.keep_alive, reactor.now());
         let terms = self.options.terms;
         let mut state = Session::new(Role::Server, *identity, capabilities, terms, agreed, lanes, liveness);
@@ -384,69 +356,92 @@ impl Fabric {
             self.lane_up(reactor, slot, session, number);
             return self.welcome(slot, hello, &agreed);
         }
-        let Some((registry, here)) = &self.server else { return };
-        let home = registry.home(&identity.nonce).filter(|home| home != here);
-        if home.is_none_or(|home| !self.hand_over(reactor, slot, header, home)) {
+        if self.admission.home().is_none() {
+            return;
+        }
+        let to = self.admission.loop_of(identity);
+        if to.is_none_or(|to| !self.admission.hand_over(reactor, &mut self.lanes, slot, header, to)) {
             self.refuse(slot, RefuseCode::UnknownSession);
         }
     }
 
-    /// Hands the lane that begins a session to the loop that has the fewest, if that is another one.
-    fn moves_elsewhere(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header) -> bool {
-        let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get(slot)) else { return false };
-        if lane.was_handed || lane.connection.is_some() {
-            return false;
-        }
-        let to = registry.least_loaded(*here);
-        to != *here && self.hand_over(reactor, slot, header, to)
-    }
-
-    /// Hands a lane to another loop, now or, while TLS's own last words are on their way, once they have gone. False if it
-    /// cannot be.
-    fn hand_over(&mut self, reactor: &mut Reactor, slot: LaneId, header: &Header, to: LoopId) -> bool {
-        let (Some((registry, here)), Some(lane)) = (&self.server, self.lanes.get_mut(slot)) else { return false };
-        if lane.is_busy() {
-            lane.phase = Phase::Fenced;
-            lane.hello = Some(*header);
-            return true;
-        }
-        let Some(connection) = lane.socket.and_then(|socket| reactor.release(socket)) else { return false };
-        let secure = self.lanes.take_out(slot).and_then(|lane| lane.secure);
-        let tls = secure.map(|secure| secure.into_stream());
-        let begins = header.body::<Hello>().lane.get() == 0;
-        registry.hand_over(to, HandedLane { connection, hello: *header, tls, from: Some(*here).filter(|_| begins) });
-        true
-    }
-
+    /// Takes the lanes that other loops have handed to this one.
     pub(super) fn take_handed_lanes(&mut self, reactor: &mut Reactor) {
-        let Some((registry, here)) = self.server.clone() else { return };
-        for handed in registry.take_lanes(here) {
-            let frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
-            let turned_away = self.no_room(reactor.now(), None);
-            if let Some(from) = handed.from.filter(|_| turned_away || frame.is_none()) {
-                registry.hand_over(from, HandedLane { from: None, ..handed });
-                continue;
-            }
-            let socket = match reactor.adopt(handed.connection) {
-                Ok(socket) => socket,
-                Err(error) => {
-                    tracing::warn!(%error, "cannot take over a connection from another loop");
-                    continue;
-                }
-            };
-            let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-            lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
-            lane.frame = frame;
-            lane.turned_away = turned_away;
-            lane.sequence_in = 1;
-            lane.was_handed = true;
-            let has_frame = lane.frame.is_some();
-            let slot = self.lanes.insert(lane);
+        for handed in self.admission.take_handed() {
+            let hello = handed.hello;
+            let Some(slot) = self.admission.adopt(reactor, &mut self.lanes, handed) else { continue };
+            let has_frame = self.lanes.get(slot).is_some_and(|lane| lane.frame.is_some());
             let step = if has_frame { Ok(()) } else { Err(CloseReason::NoFrames) };
-            if let Err(reason) = step.and_then(|()| self.hello_came(reactor, slot, &handed.hello, Kind::Hello)) {
+            if let Err(reason) = step.and_then(|()| self.hello_came(reactor, slot, &hello, Kind::Hello)) {
                 self.lane_failed(reactor, slot, reason);
             }
         }
+    }
+
+    /// A client asks at a listener. The loop with the fewest sessions answers it.
+    pub(super) fn rdma_asked(&mut self, reactor: &mut Reactor, connection: ConnectionId, peer: Option<SocketAddr>) {
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
+        let Some(home) = self.admission.home() else { return rdma.transport.refuse(connection, RefuseCode::Busy) };
+        let place = home.registry.reserve(home.id);
+        if place.home() == home.id {
+            return self.answer_rdma(reactor, connection, peer, place);
+        }
+        if let Some(asked) = rdma.transport.take_out(connection) {
+            home.registry.hand_over_connection(asked, &place);
+        }
+    }
+
+    /// Answers the clients that have asked at the listeners of other loops.
+    pub(super) fn take_handed_connections<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        let Some(home) = self.admission.home() else { return };
+        let handed = home.registry.take_connections(home.id);
+        if handed.is_empty() {
+            return;
+        }
+        for (asked, place) in handed {
+            let transport = &mut self.lanes.begin_rdma().transport;
+            match transport.adopt(reactor, asked) {
+                Ok(connection) => {
+                    let peer = transport.peer(connection);
+                    self.answer_rdma(reactor, connection, peer, place);
+                }
+                Err(error) => tracing::warn!(%error, "a loop cannot take over an RDMA connection, which is refused"),
+            }
+        }
+        self.take_rdma_events(reactor, handler);
+    }
+
+    /// Accepts or refuses a connect request.
+    fn answer_rdma(
+        &mut self,
+        reactor: &mut Reactor,
+        connection: ConnectionId,
+        peer: Option<SocketAddr>,
+        reservation: SessionReservation,
+    ) {
+        if let Some(code) = self.admission.refuses_device(reactor.now(), peer, &self.lanes) {
+            self.tally.note_refused(code);
+            return self.lanes.begin_rdma().transport.refuse(connection, code);
+        }
+        let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
+        (lane.connection, lane.reservation) = (Some(connection), Some(reservation));
+        let slot = self.lanes.insert(lane);
+        self.lanes.begin_rdma().accept(reactor, connection, slot);
+        self.watch_clients(reactor);
+    }
+
+    /// Messages can go both ways: a client says `Hello`.
+    pub(super) fn rdma_connected(&mut self, connection: ConnectionId, slot: LaneId) {
+        let peer = self.lanes.rdma().and_then(|rdma| rdma.transport.peer(connection));
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase != Phase::Connecting {
+            return;
+        }
+        lane.phase = Phase::AwaitWelcome;
+        let Some(state) = lane.session.and_then(|session| self.sessions.get_mut(session)) else { return };
+        state.peer = peer;
+        let header = session::hello(&state.identity, &state.terms, 0);
+        self.lanes.push(slot, header, self.clock, |_| ());
     }
 
     fn lane_up(&mut self, reactor: &mut Reactor, slot: LaneId, session: SessionId, number: u16) {

@@ -4,6 +4,7 @@
 //! all reaped completions. Messages sent meanwhile go out in one system call per lane. That is the batching: under load a
 //! turn brings many messages, and a lane has one send in flight while the next gathers.
 
+mod admission;
 mod ending;
 mod fence;
 mod grants;
@@ -19,17 +20,18 @@ mod secure;
 mod sessions;
 mod shm_direct;
 mod slab;
+mod tally;
 mod transfer;
 mod window_advert;
 mod wire;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Errno, FramePool, Gather, Instant, Listener, Op, Outcome, PathState, Reactor, Token};
+use byway_reactor::{Completion, Errno, FramePool, Gather, Instant, Op, Outcome, PathState, Reactor, Token};
 
+use self::admission::Admission;
 use self::ending::Farewell;
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId, Phase};
@@ -38,15 +40,15 @@ use self::rdma_lanes::RdmaLanes;
 use self::rdma_windows::RdmaReads;
 use self::sessions::{Event, Role, Sessions};
 pub use self::slab::Slab;
+pub use self::tally::FabricCounters;
+use self::tally::Tally;
 pub use self::transfer::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
 use crate::feedback::{Delays, Feedback, Stall};
 use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
-use crate::log_limit::LogLimit;
 use crate::random::Random;
 use crate::registration;
-use crate::registry::{LoopId, Registry};
 use crate::session::{self, Agreed, CloseReason, KeepAliveStep, Terms};
 use crate::slots::SessionId;
 use crate::tls::{ServerTls, TlsClient};
@@ -89,19 +91,6 @@ impl Options {
     }
 }
 
-/// What has come and gone since the fabric was made.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FabricCounters {
-    /// Sessions of clients.
-    pub sessions: u64,
-    /// Connections that were refused: too many, or from an address that is not admitted.
-    pub refused: u64,
-    /// Connections and sessions that ended by a fault ([`CloseReason::is_fault`]).
-    pub faults: u64,
-}
-
-type Admits = Box<dyn Fn(SocketAddr) -> bool + Send>;
-
 /// See the module.
 pub struct Fabric {
     options: Options,
@@ -109,24 +98,16 @@ pub struct Fabric {
     sessions: Sessions,
     windows: Windows,
     random: Random,
-    server: Option<(Arc<Registry>, LoopId)>,
-    tls_server: ServerTls,
+    admission: Admission,
     tls_client: Option<TlsClient>,
-    listeners: Vec<Listener>,
     ticking: bool,
     /// A timer is set that has the loop not sleep, and look at what waits once more.
     turns_again: bool,
-    /// No session is begun any more.
-    draining: bool,
     /// Sessions that their peers are to close, and the code and time with which they are closed here at the latest.
     farewells: Vec<Farewell>,
     /// What is put now is what the peer has asked for.
     answering: bool,
-    last_closed: Option<CloseReason>,
-    counters: FabricCounters,
-    refusals_log: LogLimit,
-    /// Which addresses may connect; `None`: all.
-    admits: Option<Admits>,
+    tally: Tally,
     /// What sessions over shared memory lend.
     arena: Option<FramePool>,
     /// A list for what is placed.
@@ -146,19 +127,13 @@ impl Fabric {
             sessions: Sessions::default(),
             windows: Windows::default(),
             random: options.seed.map_or_else(Random::from_kernel, Random::from_seed),
-            server: None,
-            tls_server: ServerTls::Off,
+            admission: Admission::new(options.class),
             tls_client: None,
-            listeners: Vec::new(),
             ticking: false,
             turns_again: false,
-            draining: false,
             farewells: Vec::new(),
             answering: false,
-            last_closed: None,
-            counters: FabricCounters::default(),
-            refusals_log: LogLimit::default(),
-            admits: None,
+            tally: Tally::default(),
             arena: None,
             placed: Gather::new(),
             rdma_reads: RdmaReads::default(),
@@ -168,7 +143,7 @@ impl Fabric {
 
     /// What connections that are accepted from now on must or may do about TLS.
     pub fn set_tls_server(&mut self, tls: ServerTls) {
-        self.tls_server = tls;
+        self.admission.set_tls(tls);
     }
 
     /// Sessions that are begun from now on by [`Fabric::connect`] speak TLS on all their connections, or none if `None`.
@@ -222,8 +197,7 @@ impl Fabric {
     /// [`TlsServer::has_revoked`](crate::tls::TlsServer::has_revoked).
     pub fn is_revoked(&self, session: SessionId) -> bool {
         let state = self.sessions.get(session).filter(|state| state.role == Role::Server);
-        let (Some(state), Some(server)) = (state, self.tls_server.server()) else { return false };
-        server.has_revoked(&state.tls_peer)
+        state.is_some_and(|state| self.admission.has_revoked(&state.tls_peer))
     }
 
     /// Sessions that have not been released.
@@ -238,24 +212,18 @@ impl Fabric {
 
     /// What has come and gone.
     pub fn counters(&self) -> FabricCounters {
-        self.counters
+        self.tally.counters()
     }
 
     /// Connections of peers that `admits` says no to are closed at once, and so are those that were reset before they were
     /// accepted, whose address is unknown. Unix sockets are not asked about.
     pub fn admit(&mut self, admits: impl Fn(SocketAddr) -> bool + Send + 'static) {
-        self.admits = Some(Box::new(admits));
-    }
-
-    fn note_closed(&mut self, reason: CloseReason) {
-        self.last_closed = Some(reason);
-        self.counters.faults += u64::from(reason.is_fault());
-        self.counters.refused += u64::from(reason == CloseReason::NoFrames);
+        self.admission.set_admits(admits);
     }
 
     /// Why the connection or session that ended last ended.
     pub fn last_closed(&self) -> Option<CloseReason> {
-        self.last_closed
+        self.tally.last_closed()
     }
 
     /// What a session's transfers were like until now, and what waits; `None` if it is not up. A walk over its lanes, no system call.
@@ -476,8 +444,4 @@ impl Fabric {
             }
         }
     }
-}
-
-fn token(class: u8, tag: u8, slot: LaneId) -> Token {
-    slot.token(class, tag)
 }

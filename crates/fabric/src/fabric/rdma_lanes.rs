@@ -20,14 +20,11 @@ use super::lane::{Lane, LaneId, Phase};
 use super::sessions::Role;
 use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE};
 use crate::limits::PAYLOAD_BYTES_MAX;
-use crate::rdma::RdmaError;
 use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Received, Transport, Went};
 use crate::registration::{Counters, Limits, Mode};
-use crate::registry::SessionReservation;
-use crate::session::{self, CloseReason};
+use crate::session::CloseReason;
 use crate::slots::SessionId;
-use crate::tls::ServerTls;
-use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header, RefuseCode};
+use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header};
 
 /// The RDMA connections of a fabric, and the lane of each.
 pub(super) struct RdmaLanes {
@@ -153,39 +150,6 @@ impl RdmaLanes {
 }
 
 impl Fabric {
-    /// Listens at an address of an RDMA device; connections become sessions. Gives the address, with the port that was
-    /// chosen if 0 was asked for.
-    ///
-    /// # Errors
-    /// [`RdmaError`]: no library, no device at the address, or the system's.
-    pub fn listen_rdma(&mut self, reactor: &mut Reactor, address: SocketAddr) -> Result<SocketAddr, RdmaError> {
-        self.lanes.begin_rdma().transport.listen(reactor, address)
-    }
-
-    /// Connects the lane of a client's session.
-    pub(super) fn connect_rdma(&mut self, reactor: &mut Reactor, slot: LaneId, to: SocketAddr) {
-        let session = self.lanes.get(slot).and_then(|lane| self.sessions.get(lane.session?));
-        let step = if session.is_some_and(|state| state.tls.is_some()) {
-            // A session that asks for TLS is refused without it.
-            tracing::warn!(%to, "a session with TLS was requested over RDMA, which has none: use tcp");
-            Err(CloseReason::WeRefused(RefuseCode::Auth))
-        } else {
-            self.lanes.begin_rdma().connect(reactor, slot, to)
-        };
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            (lane.connection, lane.connecting) = (step.ok(), false);
-        }
-        match step {
-            Ok(connection) => {
-                let session = self.lanes.get(slot).and_then(|lane| lane.session);
-                if let Some(rdma) = session.and_then(|session| self.sessions.rdma_mut(session)) {
-                    rdma.connection = Some(connection);
-                }
-            }
-            Err(reason) => self.lanes.begin_rdma().fail_later(reactor, slot, reason),
-        }
-    }
-
     /// Takes a completion of the transport's.
     pub(super) fn rdma_completion<H: Handler>(
         &mut self,
@@ -211,14 +175,14 @@ impl Fabric {
     }
 
     /// Has the clients looked at once in a keep-alive.
-    fn watch_clients(&mut self, reactor: &mut Reactor) {
-        if let Some(rdma) = self.lanes.rdma_mut().filter(|_| self.server.is_some()) {
+    pub(super) fn watch_clients(&mut self, reactor: &mut Reactor) {
+        if let Some(rdma) = self.lanes.rdma_mut().filter(|_| self.admission.home().is_some()) {
             rdma.watch_clients(reactor, self.options.keep_alive);
         }
     }
 
     /// Handles the events of the RDMA connections.
-    fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+    pub(super) fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         loop {
             self.take_gots(reactor);
             let Some((event, slot)) = self.lanes.rdma_mut().and_then(RdmaLanes::next_event) else { return };
@@ -245,89 +209,6 @@ impl Fabric {
                 (RdmaEvent::Connected(_) | RdmaEvent::Sent(..) | RdmaEvent::Down(..), None) => {}
             }
         }
-    }
-
-    /// A client asks at a listener. The loop with the fewest sessions answers it.
-    fn rdma_asked(&mut self, reactor: &mut Reactor, connection: ConnectionId, peer: Option<SocketAddr>) {
-        let Some(rdma) = self.lanes.rdma_mut() else { return };
-        let Some((registry, here)) = &self.server else { return rdma.transport.refuse(connection, RefuseCode::Busy) };
-        let place = registry.reserve(*here);
-        if place.home() == *here {
-            return self.answer_rdma(reactor, connection, peer, place);
-        }
-        if let Some(asked) = rdma.transport.take_out(connection) {
-            registry.hand_over_connection(asked, &place);
-        }
-    }
-
-    /// Answers the clients that have asked at the listeners of other loops.
-    pub(super) fn take_handed_connections<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        let Some((registry, here)) = &self.server else { return };
-        let handed = registry.take_connections(*here);
-        if handed.is_empty() {
-            return;
-        }
-        for (asked, place) in handed {
-            let transport = &mut self.lanes.begin_rdma().transport;
-            match transport.adopt(reactor, asked) {
-                Ok(connection) => {
-                    let peer = transport.peer(connection);
-                    self.answer_rdma(reactor, connection, peer, place);
-                }
-                Err(error) => tracing::warn!(%error, "a loop cannot take over an RDMA connection, which is refused"),
-            }
-        }
-        self.take_rdma_events(reactor, handler);
-    }
-
-    /// Accepts or refuses a connect request.
-    fn answer_rdma(
-        &mut self,
-        reactor: &mut Reactor,
-        connection: ConnectionId,
-        peer: Option<SocketAddr>,
-        reservation: SessionReservation,
-    ) {
-        let stranger = match (&self.admits, peer) {
-            (Some(admits), Some(peer)) => !admits(peer),
-            (Some(_), None) => true,
-            (None, _) => false,
-        };
-        let refused = if stranger {
-            tracing::warn!(?peer, "connection refused: not in an --allow range");
-            Some(RefuseCode::Auth)
-        } else if matches!(self.tls_server, ServerTls::Required(_)) {
-            tracing::warn!(?peer, "connection refused: TLS is required, and RDMA has none");
-            Some(RefuseCode::Auth)
-        } else if self.draining {
-            Some(RefuseCode::ShuttingDown)
-        } else {
-            self.no_room(reactor.now(), peer).then_some(RefuseCode::Busy)
-        };
-        if let Some(code) = refused {
-            self.counters.refused += 1;
-            self.last_closed = Some(CloseReason::WeRefused(code));
-            return self.lanes.begin_rdma().transport.refuse(connection, code);
-        }
-        let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
-        (lane.connection, lane.reservation) = (Some(connection), Some(reservation));
-        let slot = self.lanes.insert(lane);
-        self.lanes.begin_rdma().accept(reactor, connection, slot);
-        self.watch_clients(reactor);
-    }
-
-    /// Messages can go both ways: a client says `Hello`.
-    fn rdma_connected(&mut self, connection: ConnectionId, slot: LaneId) {
-        let peer = self.lanes.rdma().and_then(|rdma| rdma.transport.peer(connection));
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.phase != Phase::Connecting {
-            return;
-        }
-        lane.phase = Phase::AwaitWelcome;
-        let Some(state) = lane.session.and_then(|session| self.sessions.get_mut(session)) else { return };
-        state.peer = peer;
-        let header = session::hello(&state.identity, &state.terms, 0);
-        self.lanes.push(slot, header, self.clock, |_| ());
     }
 
     /// Takes the messages that have come, unless the peer must take answers first.

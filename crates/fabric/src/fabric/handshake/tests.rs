@@ -6,6 +6,7 @@ use byway_reactor::{IoChoice, Wait};
 use zerocopy::IntoBytes;
 
 use super::*;
+use crate::limits::HANDSHAKES_MAX;
 use crate::session::{ClientId, Terms};
 use crate::wire::Refuse;
 use crate::{FabricCounters, Options};
