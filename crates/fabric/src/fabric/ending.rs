@@ -1,13 +1,15 @@
 //! How sessions end: all lanes are closed, operations in flight end, and the owner releases the session.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Instant, Reactor};
 
-use super::Fabric;
 use super::lane::LaneId;
-use super::sessions::Role;
+use super::sessions::{Role, Session};
+use super::{EndedGet, Fabric, GetError, Handler};
 use crate::limits::FAREWELL_TIME_MAX;
 use crate::session::{self, CloseReason};
 use crate::slots::SessionId;
+use crate::windows::{Closed, WindowKey};
 use crate::wire::{Kind, RefuseCode};
 
 /// A session that was told goodbye, and that its peer closes.
@@ -67,6 +69,47 @@ impl Fabric {
         let Some(state) = self.sessions.remove_if_done(session) else { return };
         if state.role == Role::Server {
             self.admission.session_ended(&state.identity);
+        }
+    }
+
+    /// The lanes of a session are gone: what the peer may still be writing is taken from it, and what was asked for will not come.
+    pub(super) fn end_transfers<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
+        if let Some(state) = self.sessions.get_mut(session)
+            && let Some(shm) = state.wire.shm_mut()
+        {
+            self.shm_direct.revoke(shm, self.windows.targets_of(session));
+            for window in std::mem::take(&mut shm.loans).end(state.peer_disconnected) {
+                handler.recalled(self, reactor, session, window);
+            }
+        }
+        if !seeded::is(Bug::PiecesOfTheDead) && self.sessions.get(session).is_some_and(Session::has_gets) {
+            for target in self.windows.gets_of(session) {
+                self.end_get(reactor, session, target, Err(GetError::Ended), handler);
+            }
+        }
+    }
+
+    /// Ends a get whose frame lies in its window.
+    pub(super) fn end_get<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        target: WindowKey,
+        result: Result<(), GetError>,
+        handler: &mut H,
+    ) {
+        let context = self.windows.context(target).unwrap_or(0);
+        let Closed::Target(frame) = self.windows.close(target) else { return };
+        self.sessions.end_get(reactor, session);
+        handler.got(self, reactor, session, EndedGet { frame: Some(frame), context, result });
+    }
+
+    /// Ends the sessions whose peers were lent memory. To be called before a fabric is dropped that has lent some by
+    /// [`Fabric::lend_window`]: dropping takes it back, and a peer that looks at memory which was taken back is told so by the end of
+    /// its stream.
+    pub fn end_lent(&mut self, reactor: &mut Reactor) {
+        for session in self.sessions.lenders() {
+            self.close(reactor, session, CloseReason::Closed);
         }
     }
 

@@ -476,7 +476,9 @@ impl Fabric {
             return Ok(());
         }
         if number == 0 {
-            self.lend_arena(reactor, session, socket);
+            if let Some(shm) = self.sessions.shm_mut(session) {
+                self.shm_direct.lend_to(reactor, socket, shm);
+            }
             for bulk in 1..=bulk_lanes {
                 self.connect_lane(reactor, session, bulk);
             }

@@ -13,18 +13,13 @@
 //! ([`Loan::take_back`]).
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::ops::Range;
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, Loan, Mapping, Reactor, RestingLoan, Socket};
 
-use super::sessions::Session;
-use super::{Fabric, Handler};
 use crate::limits::{LOANS_MAX, RESTING_LOAN_BYTES_MAX, RESTING_LOANS_MAX};
 use crate::session::CloseReason;
-use crate::slots::SessionId;
 use crate::windows::WindowKey;
-use crate::wire::{Grant, Kind, WindowAdvert};
 
 /// What was lent to the peer of a session.
 #[derive(Debug, Default)]
@@ -46,6 +41,12 @@ struct Lent {
     windows: usize,
 }
 
+/// Under which number the peer knows lent memory, and where it starts in what was lent.
+pub(super) struct LentAs {
+    pub(super) number: u32,
+    pub(super) offset: u64,
+}
+
 #[derive(Debug)]
 struct Resting {
     number: u32,
@@ -53,6 +54,66 @@ struct Resting {
 }
 
 impl Loans {
+    /// Lends memory for a window: all of `mapping`, for puts, if `write`, else for gets. `None` if that cannot be. The memory that the
+    /// peer shall unmap to make room is added to `unmap`.
+    pub(super) fn lend(
+        &mut self,
+        reactor: &mut Reactor,
+        socket: Socket,
+        window: WindowKey,
+        mapping: &Mapping,
+        write: bool,
+        unmap: &mut Vec<u32>,
+    ) -> Option<LentAs> {
+        if self.find(mapping, write).is_none() {
+            self.wake(mapping, write);
+        }
+        if self.find(mapping, write).is_none() {
+            if self.lent.len() >= LOANS_MAX {
+                return None;
+            }
+            let loan = mapping.lend(write)?;
+            unmap.append(&mut self.excess(true));
+            match reactor.lend_memory(socket, &loan) {
+                Ok(number) => self.lent.push(Lent { number, loan, windows: 0 }),
+                Err(error) => {
+                    tracing::debug!(%error, "memory cannot be lent: payloads go through the stream");
+                    return None;
+                }
+            }
+        }
+        let lent = self.find(mapping, write)?;
+        lent.windows += 1;
+        let lent_as = LentAs { number: lent.number, offset: lent.loan.offset() };
+        self.windows.insert(window.0, lent_as.number);
+        Some(lent_as)
+    }
+
+    /// The peer is to forget a window. False if it never knew of it.
+    pub(super) fn recall(&mut self, window: WindowKey) -> bool {
+        let told = self.windows.contains_key(&window.0);
+        if told {
+            self.recalled.insert(window.0);
+        }
+        told
+    }
+
+    /// The session has ended: what its peer may still be writing is taken from it, unless it copies nothing any more. Gives the windows
+    /// that it knew.
+    pub(super) fn end(self, peer_disconnected: bool) -> impl Iterator<Item = WindowKey> {
+        if !peer_disconnected && !seeded::is(Bug::LentMemoryNotTakenBack) {
+            self.take_back();
+        }
+        let Self { lent, windows, .. } = self;
+        drop(lent);
+        windows.into_keys().map(WindowKey)
+    }
+
+    /// How many are lent, besides those that rest.
+    pub(super) fn len(&self) -> usize {
+        self.lent.len()
+    }
+
     /// Whether the peer can have placed anything.
     pub(super) fn is_empty(&self) -> bool {
         self.lent.is_empty()
@@ -70,7 +131,7 @@ impl Loans {
     }
 
     /// Takes what a peer may still be writing from it.
-    fn take_back(&self) {
+    pub(super) fn take_back(&self) {
         for lent in &self.lent {
             if let Err(error) = lent.loan.take_back() {
                 // No memory for a page, or no mapping: then this process is at its end in other ways too.
@@ -85,7 +146,7 @@ impl Loans {
     }
 
     /// A window that the peer knows of no longer. False if it never did. What no window lies in rests.
-    fn forget(&mut self, window: WindowKey) -> bool {
+    pub(super) fn forget(&mut self, window: WindowKey) -> bool {
         self.recalled.remove(&window.0);
         let Some(number) = self.windows.remove(&window.0) else { return false };
         if let Some(at) = self.lent.iter().position(|lent| lent.number == number) {
@@ -112,7 +173,7 @@ impl Loans {
 
     /// What the peer shall unmap: what is gone here, and what is over the bounds, if `one_more` is to be lent too; what is too large by
     /// itself makes no other go.
-    fn excess(&mut self, one_more: bool) -> Vec<u32> {
+    pub(super) fn excess(&mut self, one_more: bool) -> Vec<u32> {
         let mut excess: Vec<u32> = Vec::new();
         self.resting.retain(|resting| {
             let keeps = !resting.loan.is_of_nothing() && resting.loan.bytes() <= RESTING_LOAN_BYTES_MAX;
@@ -134,203 +195,6 @@ impl Loans {
 pub(super) fn is_disconnect(reason: CloseReason) -> bool {
     use CloseReason::{Io, PeerClosed, Refused, Truncated};
     matches!(reason, PeerClosed | Truncated | Refused(_) | Io(Errno::CONNRESET | Errno::PIPE))
-}
-
-impl Fabric {
-    /// Tells the peer of a session where a window of ours lies, and lends it the memory if it has not got it yet: all of
-    /// `mapping`, of which the window has `range`; for puts, if `write`, else for gets. False if that
-    /// cannot be: another wire, TLS, memory that cannot be lent ([`Mapping::lend`]), too many loans ([`LOANS_MAX`]), or puts in a
-    /// session with checksums: the peer's next put would change bytes before this end has checked those of the last. Then all goes
-    /// as it does without.
-    ///
-    /// A window that the peer was told of is closed by [`Fabric::recall`].
-    pub fn lend_window(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        window: WindowKey,
-        mapping: &Mapping,
-        range: Range<usize>,
-        write: bool,
-    ) -> bool {
-        let Some(socket) = self.control_socket(session) else { return false };
-        if self.sessions.open(session).is_none() {
-            return false;
-        }
-        if write && self.agreed(session).is_some_and(crate::Agreed::payload_checksum) {
-            return false;
-        }
-        // Before the memory is sealed for it, which it stays.
-        let Some(loans) = self.loans_of(session) else { return false };
-        if loans.find(mapping, write).is_none() {
-            loans.wake(mapping, write);
-        }
-        if loans.find(mapping, write).is_none() {
-            if loans.lent.len() >= LOANS_MAX {
-                return false;
-            }
-            let Some(loan) = mapping.lend(write) else { return false };
-            self.unmap_excess(session, true);
-            let Some(loans) = self.loans_of(session) else { return false };
-            match reactor.lend_memory(socket, &loan) {
-                Ok(number) => loans.lent.push(Lent { number, loan, windows: 0 }),
-                Err(error) => {
-                    tracing::debug!(%error, "memory cannot be lent: payloads go through the stream");
-                    return false;
-                }
-            }
-        }
-        let Some(loans) = self.loans_of(session) else { return false };
-        let Some(lent) = loans.find(mapping, write) else { return false };
-        lent.windows += 1;
-        let (number, from) = (lent.number, lent.loan.offset());
-        loans.windows.insert(window.0, number);
-        let rights = if write { WindowAdvert::PUT } else { WindowAdvert::GET };
-        let grant = Grant::new(from + range.start as u64, range.len() as u64, 0);
-        self.tell_of_window(session, window, &WindowAdvert::opened(rights, number, grant));
-        true
-    }
-
-    /// Ends the sessions whose peers were lent memory. To be called before a fabric is dropped that has lent some by
-    /// [`Fabric::lend_window`]: dropping takes it back, and a peer that looks at memory which was taken back is told so by the end of
-    /// its stream.
-    pub fn end_lent(&mut self, reactor: &mut Reactor) {
-        let lent: Vec<SessionId> =
-            self.sessions.iter().filter(|(_, state)| state.has_lent()).map(|(slot, _)| slot).collect();
-        for session in lent {
-            self.close(reactor, session, CloseReason::Closed);
-        }
-    }
-
-    /// How often memory is lent to peers: each piece, to each of them.
-    pub fn loan_count(&self) -> usize {
-        self.sessions.iter().filter_map(|(_, state)| state.wire.shm()).map(|shm| shm.loans.lent.len()).sum()
-    }
-
-    /// Has the peer unmap the memory that exceeds the bound for memory without windows.
-    fn unmap_excess(&mut self, session: SessionId, one_more: bool) {
-        let excess = self.loans_of(session).map(|loans| loans.excess(one_more));
-        for number in excess.unwrap_or_default() {
-            self.tell_of_window(session, WindowKey(0), &WindowAdvert::unmap(number));
-        }
-    }
-
-    /// Has the peer forget where a window lies; [`Handler::recalled`] tells when it has, or its session has ended. False if it
-    /// never knew. The window itself is to be closed too.
-    pub fn recall(&mut self, reactor: &Reactor, session: SessionId, window: WindowKey) -> bool {
-        let Some(loans) = self.loans_of(session) else { return false };
-        let told = loans.windows.contains_key(&window.0);
-        if told {
-            // A peer that does not answer is not waited for for ever.
-            loans.recalled.insert(window.0);
-            self.sessions.watch(reactor, session);
-            self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::CLOSED));
-        }
-        told
-    }
-
-    /// The peer tells where a window of its own lies, in memory that it has lent.
-    pub(super) fn lent_window_opened(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        window: WindowKey,
-        advert: &WindowAdvert,
-    ) -> Result<(), CloseReason> {
-        if !matches!(advert.rights, WindowAdvert::PUT | WindowAdvert::GET) {
-            return Err(CloseReason::Unexpected(Kind::Window));
-        }
-        let Some(socket) = self.control_socket(session) else { return Ok(()) };
-        let Some(shm) = self.sessions.shm_mut(session) else { return Ok(()) };
-        let number = advert.memory.get();
-        match reactor.take_memory(socket, number) {
-            Ok(_) => {
-                shm.taken_over = Some(socket);
-                shm.grants.note_lent(window, advert.grant, number, advert.rights);
-            }
-            Err(error) => tracing::debug!(%error, "a peer's memory cannot be used"),
-        }
-        Ok(())
-    }
-
-    /// The peer tells that we need not keep its memory mapped.
-    pub(super) fn unmap(&mut self, reactor: &mut Reactor, session: SessionId, number: u32) -> Result<(), CloseReason> {
-        let Some(shm) = self.sessions.shm(session) else { return Ok(()) };
-        if shm.grants.lies_in(number) {
-            return Err(CloseReason::Unexpected(Kind::Window));
-        }
-        if let Some(socket) = shm.taken_over {
-            reactor.leave_memory(socket, number);
-        }
-        Ok(())
-    }
-
-    /// The peer wants us to forget where a window of its own lies.
-    pub(super) fn lent_window_closed(&mut self, session: SessionId, window: WindowKey) {
-        if let Some(shm) = self.sessions.shm_mut(session)
-            && !seeded::is(Bug::GrantKept)
-        {
-            shm.grants.forget_lent(window);
-        }
-        self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::FORGOTTEN));
-    }
-
-    /// The peer has forgotten where a window of ours lies.
-    pub(super) fn lent_window_forgotten<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        window: WindowKey,
-        handler: &mut H,
-    ) {
-        let forgotten = self.loans_of(session).is_some_and(|loans| loans.forget(window));
-        self.sessions.watch(reactor, session);
-        self.unmap_excess(session, false);
-        if forgotten {
-            handler.recalled(self, reactor, session, window);
-        }
-    }
-
-    /// A session has ended: what its peer may still be writing is taken from it.
-    pub(super) fn end_loans<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
-        let Some(state) = self.sessions.get_mut(session) else { return };
-        let Some(shm) = state.wire.shm_mut() else { return };
-        let loans = std::mem::take(&mut shm.loans);
-        if !state.peer_disconnected && !seeded::is(Bug::LentMemoryNotTakenBack) {
-            loans.take_back();
-        }
-        let Loans { lent, windows, .. } = loans;
-        drop(lent);
-        for window in windows.into_keys() {
-            handler.recalled(self, reactor, session, WindowKey(window));
-        }
-    }
-
-    /// What was lent to the peer of a session; `None` where nothing can be.
-    fn loans_of(&mut self, session: SessionId) -> Option<&mut Loans> {
-        Some(&mut self.sessions.shm_mut(session)?.loans)
-    }
-
-    /// The stream of a session's lane 0.
-    fn control_socket(&self, session: SessionId) -> Option<Socket> {
-        self.lanes.get(self.sessions.control_lane(session)?)?.socket
-    }
-}
-
-impl Session {
-    /// Whether its peer was lent memory of a program.
-    fn has_lent(&self) -> bool {
-        self.wire.shm().is_some_and(|shm| !shm.loans.is_empty())
-    }
-}
-
-impl Drop for Fabric {
-    /// Whose sessions end with it, without a word of their peers: what those can write is taken from them.
-    fn drop(&mut self) {
-        for (_, state) in self.sessions.iter().filter(|(_, state)| !state.peer_disconnected) {
-            state.wire.shm().into_iter().for_each(|shm| shm.loans.take_back());
-        }
-    }
 }
 
 const _: () = assert!(LOANS_MAX <= byway_reactor::limits::ARENAS_PER_STREAM_MAX);

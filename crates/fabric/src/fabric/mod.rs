@@ -13,6 +13,7 @@ mod handshake;
 mod lane;
 mod lanes;
 mod lending;
+mod open_windows;
 mod rdma_lanes;
 mod rdma_windows;
 mod receive;
@@ -22,7 +23,6 @@ mod shm_direct;
 mod slab;
 mod tally;
 mod transfer;
-mod window_advert;
 mod wire;
 
 use std::net::SocketAddr;
@@ -39,6 +39,7 @@ use self::lanes::Lanes;
 use self::rdma_lanes::RdmaLanes;
 use self::rdma_windows::RdmaReads;
 use self::sessions::{Event, Role, Sessions};
+use self::shm_direct::ShmDirect;
 pub use self::slab::Slab;
 pub use self::tally::FabricCounters;
 use self::tally::Tally;
@@ -94,8 +95,8 @@ impl Options {
 /// See the module.
 pub struct Fabric {
     options: Options,
-    lanes: Lanes,
     sessions: Sessions,
+    lanes: Lanes,
     windows: Windows,
     random: Random,
     admission: Admission,
@@ -108,10 +109,7 @@ pub struct Fabric {
     /// What is put now is what the peer has asked for.
     answering: bool,
     tally: Tally,
-    /// What sessions over shared memory lend.
-    arena: Option<FramePool>,
-    /// A list for what is placed.
-    placed: Gather,
+    shm_direct: ShmDirect,
     /// Gets that devices have in flight.
     rdma_reads: RdmaReads,
     /// The time of the turn.
@@ -134,8 +132,7 @@ impl Fabric {
             farewells: Vec::new(),
             answering: false,
             tally: Tally::default(),
-            arena: None,
-            placed: Gather::new(),
+            shm_direct: ShmDirect::default(),
             rdma_reads: RdmaReads::default(),
             clock: Instant::ZERO,
         }
@@ -272,6 +269,24 @@ impl Fabric {
         self.sessions.get(session).map_or(0, |state| self.lanes.of(state).map(Lane::queued_frames).sum())
     }
 
+    /// Sessions over shared memory that are begun from now on lend their server this arena ([`FramePool::shared`]): windows
+    /// in its frames are filled and read without the stream. Plain sessions only: what TLS protects goes through TLS.
+    pub fn lend(&mut self, arena: FramePool) {
+        self.shm_direct.lend(arena);
+    }
+
+    /// The arena that the next session over shared memory will lend. None if there never was one, or the last one was still
+    /// in use when its session ended.
+    pub fn arena(&self) -> Option<&FramePool> {
+        self.shm_direct.arena()
+    }
+
+    /// What the cache of registered memory has done for sessions over RDMA; nothing before memory outside the pool was
+    /// first moved.
+    pub fn registrations(&self) -> Option<(registration::Mode, registration::Counters)> {
+        self.lanes.rdma()?.registrations()
+    }
+
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
         if completion.token.tag() >= RDMA {
@@ -322,11 +337,7 @@ impl Fabric {
                     Event::Failed(session, reason) => self.close(reactor, session, reason),
                     Event::Got(session, get) => handler.got(self, reactor, session, get),
                     Event::Drained(session) => {
-                        self.revoke(session);
-                        self.end_loans(reactor, session, handler);
-                        if !seeded::is(Bug::PiecesOfTheDead) {
-                            self.end_gets(reactor, session, handler);
-                        }
+                        self.end_transfers(reactor, session, handler);
                         handler.drained(self, reactor, session);
                         self.forget_if_done(session);
                     }

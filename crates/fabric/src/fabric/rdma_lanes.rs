@@ -13,13 +13,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Op, Reactor, Token};
+use byway_reactor::{Completion, Gather, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
+use super::grants::PeerAddress;
 use super::lane::{Lane, LaneId, Phase};
 use super::sessions::Role;
 use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE};
 use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::rdma::WindowAddress;
 use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Received, Transport, Went};
 use crate::registration::{Counters, Limits, Mode};
 use crate::session::CloseReason;
@@ -128,6 +130,20 @@ impl RdmaLanes {
         if lane.close_when_sent.is_some() {
             self.transport.finish(connection);
         }
+    }
+
+    /// Puts the payload of `len` bytes that `push` appends to its place.
+    pub(super) fn put(
+        &mut self,
+        connection: ConnectionId,
+        to: PeerAddress,
+        len: usize,
+        push: impl FnOnce(&mut Gather),
+    ) {
+        let mut gather = self.transport.gather();
+        push(&mut gather);
+        debug_assert!(gather.len() == len, "as many bytes as announced");
+        self.transport.put(connection, WindowAddress { address: to.address, rkey: to.key }, gather);
     }
 
     /// Gives a lane a gather for its next message.

@@ -11,7 +11,9 @@ use super::EndedGet;
 use super::lane::LaneId;
 use super::lanes::Lanes;
 use super::lending::is_disconnect;
-use super::wire::{Rdma, Shm, Wire};
+use super::shm_direct::{PeerPlace, Shm};
+use super::transfer::Remote;
+use super::wire::{Rdma, Wire};
 use crate::capabilities::Capabilities;
 use crate::feedback::{Delays, Feedback, Meter, Stall};
 use crate::limits::{SESSION_HEAP_BYTES_MAX, SESSION_HEAP_BYTES_MIN};
@@ -255,6 +257,12 @@ impl Sessions {
         self.open(session)?.wire.rdma()?.connection
     }
 
+    /// The place of a window of the peer, over shared memory, if we can reach it.
+    #[inline]
+    pub(super) fn place_of(&self, session: SessionId, at: Remote, len: usize, right: u8) -> Option<PeerPlace> {
+        self.open(session).filter(|state| !state.leaving)?.wire.shm()?.find(at, len, right)
+    }
+
     /// Whether nothing more is received in a session: see [`Session::is_held`].
     #[inline]
     pub(super) fn is_held(&self, session: SessionId, lanes: &Lanes) -> bool {
@@ -396,6 +404,17 @@ impl Sessions {
         }
     }
 
+    /// Sessions whose peers were lent memory of a program.
+    pub(super) fn lenders(&self) -> Vec<SessionId> {
+        let has_lent = |state: &Session| state.wire.shm().is_some_and(|shm| !shm.loans.is_empty());
+        self.table.iter().filter(|(_, state)| has_lent(state)).map(|(session, _)| session).collect()
+    }
+
+    /// How often memory is lent to peers: each piece, to each of them.
+    pub(super) fn loan_count(&self) -> usize {
+        self.table.iter().filter_map(|(_, state)| state.wire.shm()).map(|shm| shm.loans.len()).sum()
+    }
+
     /// All that the owner did for an ended session has ended too.
     pub(super) fn release(&mut self, session: SessionId) {
         if let Some(state) = self.table.get_mut(session) {
@@ -456,6 +475,15 @@ impl Sessions {
         if let Some(state) = self.table.get_mut(session) {
             state.meter.sent(went.bytes, now);
             self.delays.note_sent(&mut state.meter, went.waited, went.took);
+        }
+    }
+}
+
+impl Drop for Sessions {
+    /// They end with the fabric, without a word of their peers: what those can write is taken from them.
+    fn drop(&mut self) {
+        for (_, state) in self.table.iter().filter(|(_, state)| !state.peer_disconnected) {
+            state.wire.shm().into_iter().for_each(|shm| shm.loans.take_back());
         }
     }
 }

@@ -5,19 +5,23 @@
 //! have only these three. The transport decides how they travel: over lanes a put is a message whose payload is received
 //! straight into the window, and a get is a `Pull` that the peer's fabric answers with `Data`.
 
-use byway_reactor::{Errno, Frame, Gather, Reactor};
+use byway_reactor::{Errno, FileRange, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::lane::{Lane, LaneId};
-use super::rdma_windows::UseId;
-use super::sessions::{Event, Role, Session};
+use super::rdma_windows::{RdmaGet, UseId, UsedUp, exposed_grant};
+use super::sessions::{Event, Role};
+use super::wire::Wire;
 use super::{Fabric, Handler};
-use crate::checksum::payload_checksum;
-use crate::limits::{ANSWERS_MAX, PAYLOAD_BYTES_MAX};
+use crate::limits::ANSWERS_MAX;
+#[cfg(doc)]
+use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::rdma::WindowAddress;
+use crate::rdma::transport::{ConnectionId, GetFailed};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
-use crate::windows::{Closed, WindowError, WindowKey, slot_of};
-use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Header, Kind, Pull, WindowAdvert};
+use crate::windows::{WindowError, WindowKey, slot_of};
+use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Grant, Header, Kind, Pull, WindowAdvert};
 
 /// A place in memory that the peer has opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -293,40 +297,6 @@ impl Fabric {
         }
     }
 
-    /// The peer wants a piece of a window.
-    pub(super) fn pulled(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        header: &Header,
-    ) -> Result<(), CloseReason> {
-        let pull: Pull = header.body();
-        let len = pull.len.get() as usize;
-        let key = WindowKey(header.window.get());
-        if len > PAYLOAD_BYTES_MAX {
-            self.nack(session, header, WindowError::Bounds);
-            return Ok(());
-        }
-        match self.windows.read(session, key, header.window_offset.get(), len) {
-            Ok((frame, start)) => {
-                let checked = self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
-                let checksum = checked.then(|| payload_checksum(&frame, start..start + len));
-                let route = self.route(session);
-                let target = Remote { window: WindowKey(pull.target.get()), offset: 0 };
-                let push = |gather: &mut Gather| gather.push_shared(frame, start, len);
-                self.answering = true;
-                let (header, payload) = (Header::new(Kind::Data), PayloadMeta { len, checksum });
-                let put = self.put(reactor, Put { session, route, to: target, header, payload }, push);
-                self.answering = false;
-                put.map_err(CloseReason::Io)
-            }
-            Err(error) => {
-                self.nack(session, header, error);
-                Ok(())
-            }
-        }
-    }
-
     /// The peer refused a get, or a put.
     pub(super) fn refused<H: Handler>(
         &mut self,
@@ -347,31 +317,6 @@ impl Fabric {
         }
         self.end_get(reactor, session, target, Err(GetError::Refused(error)), handler);
         Ok(())
-    }
-
-    /// Ends a get whose frame lies in its window.
-    pub(super) fn end_get<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        session: SessionId,
-        target: WindowKey,
-        result: Result<(), GetError>,
-        handler: &mut H,
-    ) {
-        let context = self.windows.context(target).unwrap_or(0);
-        let Closed::Target(frame) = self.windows.close(target) else { return };
-        self.sessions.end_get(reactor, session);
-        handler.got(self, reactor, session, EndedGet { frame: Some(frame), context, result });
-    }
-
-    /// The lanes of a session are gone: what was asked for will not come.
-    pub(super) fn end_gets<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
-        if !self.sessions.get(session).is_some_and(Session::has_gets) {
-            return;
-        }
-        for target in self.windows.gets_of(session) {
-            self.end_get(reactor, session, target, Err(GetError::Ended), handler);
-        }
     }
 
     /// Says whether a session expects a reply, besides the bytes that gets have asked for: only while it does is the peer's silence
@@ -423,12 +368,189 @@ impl Fabric {
         lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.heap_on(lane))
     }
 
-    /// Tells the peer that its message named a window wrongly.
-    pub(super) fn nack(&mut self, session: SessionId, refused: &Header, error: WindowError) {
-        let mut header = Header::new(Kind::Nack);
-        header.body = refused.body;
-        header.window = refused.window;
-        header.window_offset.set(error as u64);
-        self.send(session, header);
+    /// Where a window that a call names lies for the server of `session`, if that can be told.
+    fn grant_for(&mut self, session: SessionId, header: &Header) -> Option<Grant> {
+        let window = WindowKey(header.window.get());
+        if header.kind != Kind::Call as u8 || window.0 == 0 {
+            return None;
+        }
+        match &self.sessions.open(session)?.wire {
+            Wire::Stream => None,
+            Wire::Rdma(_) => exposed_grant(&mut self.windows, window),
+            Wire::Shm(shm) => {
+                let (frame, start, len) = self.windows.range(window)?;
+                shm.grant_of(frame, start, len)
+            }
+        }
+    }
+
+    /// Whether a put (or get, if `put` is false) of `len` bytes can be begun, as far as this side knows.
+    ///
+    /// # Errors
+    /// Over RDMA: no such window of the peer, or not so much of it, or not for that. Over lanes the peer looks.
+    pub fn check_remote(&self, session: SessionId, at: Remote, len: usize, put: bool) -> Result<(), WindowError> {
+        let state = self.sessions.open(session);
+        let Some(Wire::Rdma(rdma)) = state.map(|state| &state.wire) else { return Ok(()) };
+        let right = if put { WindowAdvert::PUT } else { WindowAdvert::GET };
+        rdma.grants.find(at, len, right).map(|_| ())
+    }
+
+    /// Whether a put of so many bytes goes by its route, through the stream: over lanes, where we cannot reach the place.
+    pub fn goes_by_route(&self, session: SessionId, to: Remote, len: usize) -> bool {
+        let by_device = self.sessions.rdma_connection(session).is_some();
+        !by_device && self.sessions.place_of(session, to, len, WindowAdvert::PUT).is_none()
+    }
+
+    /// Whether a put (or get, if `put` is false) of so many bytes is copied by this end, when it is begun.
+    pub fn is_copied(&self, session: SessionId, at: Remote, len: usize, put: bool) -> bool {
+        let right = if put { WindowAdvert::PUT } else { WindowAdvert::GET };
+        self.sessions.place_of(session, at, len, right).is_some()
+    }
+
+    /// Puts what `push` appends where it belongs, if we can reach that: `push` is given back if not.
+    fn place<P: FnOnce(&mut Gather)>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        to: Remote,
+        len: usize,
+        push: P,
+    ) -> Result<Result<(), Errno>, P> {
+        if let Some(connection) = self.sessions.rdma_connection(session) {
+            return Ok(self.put_by_device(connection, session, to, len, push));
+        }
+        let Some(place) = self.sessions.place_of(session, to, len, WindowAdvert::PUT) else { return Err(push) };
+        let result = self.shm_direct.put(reactor, place, len, push);
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.sent(len, self.clock);
+        }
+        Ok(result)
+    }
+
+    /// Reads a range of a file straight to a place in the peer's memory, if this end can reach that and no device is needed; gives how many
+    /// bytes came, fewer than `len` only where the file ends. Tell the peer by [`Fabric::put_done`]. `None`: read the range into a frame.
+    pub fn put_file(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        to: Remote,
+        from: FileRange,
+    ) -> Option<Result<usize, Errno>> {
+        let place = self.sessions.place_of(session, to, from.len, WindowAdvert::PUT)?;
+        let result = place.put_file(reactor, from)?;
+        if let (Some(state), Ok(count)) = (self.sessions.get_mut(session), result) {
+            state.sent(count, self.clock);
+        }
+        Some(result)
+    }
+
+    /// Gets what we can reach; gives the frame back if we cannot.
+    fn fetch(&mut self, reactor: &mut Reactor, get: Get, mut into: Frame) -> Result<(), Frame> {
+        let Get { session, from, context, .. } = get;
+        if let Some(connection) = self.sessions.rdma_connection(session) {
+            return self.get_by_device(reactor, connection, get, into);
+        }
+        let len = into.len();
+        let Some(place) = self.sessions.place_of(session, from, len, WindowAdvert::GET) else { return Err(into) };
+        let result = place.get(reactor, &mut into);
+        if let Some(state) = self.sessions.get_mut(session) {
+            state.received(len, self.clock);
+        }
+        self.sessions.tell(Event::Got(session, EndedGet { frame: Some(into), context, result }));
+        Ok(())
+    }
+
+    /// Puts what `push` appends where it belongs, by the device.
+    fn put_by_device(
+        &mut self,
+        connection: ConnectionId,
+        session: SessionId,
+        to: Remote,
+        len: usize,
+        push: impl FnOnce(&mut Gather),
+    ) -> Result<(), Errno> {
+        // Messages that were said before go before it: the peer need not wait for the bytes of this to hear of others.
+        if let Some(slot) = self.sessions.control_lane(session) {
+            self.lanes.send_by_device(slot);
+        }
+        let wire = self.sessions.rdma_mut(session).ok_or(Errno::NOTCONN)?;
+        let place = wire.find_for_put(to, len).map_err(|_| Errno::FAULT)?;
+        self.lanes.rdma_mut().ok_or(Errno::NOTCONN)?.put(connection, place, len, push);
+        Ok(())
+    }
+
+    /// Gets by the device, in a use that was begun if the window is for one.
+    fn get_by_device(
+        &mut self,
+        reactor: &Reactor,
+        connection: ConnectionId,
+        get: Get,
+        into: Frame,
+    ) -> Result<(), Frame> {
+        let Get { session, from, once, context } = get;
+        let (Some(wire), Some(rdma)) = (self.sessions.rdma_mut(session), self.lanes.rdma_mut()) else {
+            return Err(into);
+        };
+        let place = match wire.grants.find(from, into.len(), WindowAdvert::GET) {
+            Ok(place) => place,
+            Err(error) => {
+                let result = Err(GetError::Refused(error));
+                self.sessions.tell(Event::Got(session, EndedGet { frame: Some(into), context, result }));
+                return Ok(());
+            }
+        };
+        let number = self.rdma_reads.begin(&get);
+        let address = WindowAddress { address: place.address, rkey: place.key };
+        if let Err(into) = rdma.transport.get(connection, address, into, number) {
+            self.rdma_reads.was_refused(number);
+            return Err(into);
+        }
+        self.rdma_reads.asked(once);
+        self.sessions.begin_get(reactor, session);
+        Ok(())
+    }
+
+    /// Passes on the gets that have ended.
+    pub(super) fn take_gots(&mut self, reactor: &Reactor) {
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
+        for got in rdma.transport.take_gots() {
+            let Some(RdmaGet { session, context, once }) = self.rdma_reads.end(got.token) else { continue };
+            if let (Some(state), Ok(()), Some(frame)) = (self.sessions.get_mut(session), got.result, &got.frame) {
+                state.received(frame.len(), reactor.now());
+            }
+            self.sessions.end_get(reactor, session);
+            if let Some(once) = once {
+                let was_read = !matches!(got.result, Err(GetFailed::Memory(_)));
+                let used_up = self.rdma_reads.end_piece(once, was_read, &mut self.sessions);
+                self.tell_of_use(used_up);
+            }
+            let result = got.result.map_err(|failed| match failed {
+                // Whatever the device says of it, the connection ends with it: its reason is the session's.
+                GetFailed::Work(_) => GetError::Ended,
+                GetFailed::Memory(errno) => GetError::Io(errno),
+                GetFailed::GivenUp => GetError::GivenUp,
+            });
+            self.sessions.tell(Event::Got(session, EndedGet { frame: got.frame, context, result }));
+        }
+    }
+
+    /// A get of a window is begun, which may have several pieces: gives the use that this is of a window for one use.
+    fn begin_use(&mut self, session: SessionId, window: WindowKey) -> Option<UseId> {
+        let state = self.sessions.open(session)?;
+        state.wire.rdma().filter(|rdma| rdma.grants.is_once(window))?;
+        Some(self.rdma_reads.begin_use(session, window))
+    }
+
+    /// All pieces of a get were asked for.
+    fn end_use(&mut self, once: Option<UseId>) {
+        let used_up = once.and_then(|once| self.rdma_reads.end_use(once, &mut self.sessions));
+        self.tell_of_use(used_up);
+    }
+
+    /// Tells the peer that a window of its own was used up.
+    fn tell_of_use(&mut self, used_up: Option<UsedUp>) {
+        if let Some(UsedUp { session, window }) = used_up {
+            self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::USED));
+        }
     }
 }

@@ -1,11 +1,12 @@
 //! The transport of a session: which end moves the bytes of puts and gets, and the state for that.
 
-use byway_reactor::{FramePool, Socket};
-
-use super::grants::Grants;
-use super::lending::Loans;
+use super::grants::{Grants, PeerAddress};
+use super::shm_direct::Shm;
+use super::transfer::Remote;
 use crate::capabilities::{Capabilities, OneSided};
 use crate::rdma::transport::ConnectionId;
+use crate::windows::WindowError;
+use crate::wire::WindowAdvert;
 
 /// See the module. It is chosen when a session begins, by what its wire can do, and stays.
 #[derive(Debug)]
@@ -19,21 +20,6 @@ pub(super) enum Wire {
     Rdma(Box<Rdma>),
 }
 
-/// What has been lent over shared memory, both ways.
-#[derive(Debug, Default)]
-pub(super) struct Shm {
-    /// The arena that a client has lent its server.
-    pub(super) arena: Option<FramePool>,
-    /// A server has looked for the arena of its client.
-    pub(super) has_looked: bool,
-    /// The stream over which the peer has lent memory, once some of it was taken.
-    pub(super) taken_over: Option<Socket>,
-    /// Where the peer's windows lie in that.
-    pub(super) grants: Grants,
-    /// What the peer was lent of a program's memory.
-    pub(super) loans: Loans,
-}
-
 /// What devices reach of each other.
 #[derive(Debug, Default)]
 pub(super) struct Rdma {
@@ -41,6 +27,15 @@ pub(super) struct Rdma {
     pub(super) connection: Option<ConnectionId>,
     /// Where the peer's windows lie.
     pub(super) grants: Grants,
+}
+
+impl Rdma {
+    /// Where a put of so many bytes goes. That uses up a window for one use.
+    pub(super) fn find_for_put(&mut self, to: Remote, len: usize) -> Result<PeerAddress, WindowError> {
+        let place = self.grants.find(to, len, WindowAdvert::PUT)?;
+        self.grants.use_up(to.window);
+        Ok(place)
+    }
 }
 
 impl Wire {
