@@ -6,9 +6,8 @@ use std::sync::Arc;
 use byway_reactor::{Instant, Listener, Op, Reactor, Socket, Token};
 
 use super::ACCEPT;
-use super::lane::{Lane, LaneId, Phase};
+use super::lane::{HEADER_FRAME_BYTES, Lane, LaneId, Phase};
 use super::lanes::Lanes;
-use super::receive::HEADER_FRAME_BYTES;
 use super::secure::Secure;
 use crate::limits::{ACCEPT_PAUSE, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX};
 use crate::log_limit::LogLimit;

@@ -3,7 +3,7 @@
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Instant, Reactor};
 
-use super::lane::LaneId;
+use super::lane::{Lane, LaneId, LentFrame};
 use super::sessions::{Role, Session};
 use super::{EndedGet, Fabric, GetError, Handler};
 use crate::limits::FAREWELL_TIME_MAX;
@@ -119,7 +119,10 @@ impl Fabric {
         if self.lanes.close(reactor, slot) {
             self.take_gots(reactor);
         }
-        self.return_lent(slot);
+        let payload = self.lanes.get_mut(slot).and_then(Lane::take_paused_payload);
+        if let Some(LentFrame { window, frame }) = payload {
+            let _ = self.windows.give_back(window, frame);
+        }
         self.forget_lane_if_done(slot);
     }
 
@@ -145,6 +148,43 @@ impl Fabric {
         self.close_lane(reactor, slot);
         if let Some(session) = session {
             self.close(reactor, session, reason);
+        }
+    }
+
+    /// Ends sessions whose client has begun a newer one.
+    pub(super) fn end_superseded(&mut self, reactor: &mut Reactor) {
+        let Some(home) = self.admission.home() else { return };
+        for session in self.sessions.superseded(&home.registry) {
+            self.close(reactor, session, CloseReason::WeRefused(RefuseCode::Superseded));
+        }
+    }
+
+    /// A lane no longer waits for the end of its client's old session.
+    pub(super) fn leave_fence(&mut self, slot: LaneId) {
+        if let Some(hello) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) {
+            self.admission.stop_waiting(&hello);
+        }
+    }
+
+    pub(super) fn end_slow_handshakes(&mut self, reactor: &mut Reactor) {
+        for slot in self.lanes.slow(reactor.now()) {
+            let Some(lane) = self.lanes.get(slot) else { continue };
+            if !lane.is_fenced() {
+                self.lane_failed(reactor, slot, CloseReason::SlowHandshake);
+                continue;
+            }
+            // Not the client's fault: its old session still has I/O here, that a slow store does not end.
+            let peer = lane.socket.and_then(|socket| reactor.peer_address(socket));
+            tracing::warn!(?peer, "a client waits for the end of its old session's I/O; its store is slow");
+            self.leave_fence(slot);
+            self.refuse(slot, RefuseCode::Busy);
+        }
+    }
+
+    /// Ends the sessions of peers that take nothing.
+    pub(super) fn end_stopped(&mut self, reactor: &mut Reactor) {
+        for session in self.sessions.stopped(&self.lanes, reactor.now()) {
+            self.close(reactor, session, CloseReason::TakesNothing);
         }
     }
 }

@@ -378,6 +378,15 @@ impl Fabric {
         }
     }
 
+    /// Lets those in whose old session has ended.
+    pub(super) fn retry_fenced(&mut self, reactor: &mut Reactor) {
+        for (slot, header) in self.lanes.take_fenced() {
+            if let Err(reason) = self.hello_came(reactor, slot, &header, Kind::Hello) {
+                self.lane_failed(reactor, slot, reason);
+            }
+        }
+    }
+
     /// A client asks at a listener. The loop with the fewest sessions answers it.
     pub(super) fn rdma_asked(&mut self, reactor: &mut Reactor, connection: ConnectionId, peer: Option<SocketAddr>) {
         let Some(rdma) = self.lanes.rdma_mut() else { return };

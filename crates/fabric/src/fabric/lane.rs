@@ -2,7 +2,9 @@
 
 use std::collections::VecDeque;
 
-use byway_reactor::{Frame, Gather, Instant, Op, Reactor, Scatter, Socket, Token};
+use byway_reactor::limits::RECEIVE_BYTES_MIN;
+use byway_reactor::seeded::{self, Bug};
+use byway_reactor::{Frame, FrameRange, Gather, Instant, Op, Reactor, Scatter, Socket, Token};
 use zerocopy::IntoBytes;
 
 use super::secure::Secure;
@@ -12,7 +14,11 @@ use crate::registry::SessionReservation;
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
 use crate::tls::{PeerIdentity, TlsServer};
-use crate::wire::Header;
+use crate::windows::WindowKey;
+use crate::wire::{HEADER_BYTES, Header, Kind};
+
+/// Bytes of the buffer that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
+pub(super) const HEADER_FRAME_BYTES: usize = RECEIVE_BYTES_MIN;
 
 /// After so many answers it is looked which of them have gone.
 const ANSWERS_LOOK: usize = 256;
@@ -41,6 +47,13 @@ pub(super) enum Placing {
     Window(Header),
     /// Into nothing: so many bytes are left to throw away.
     Drain(usize),
+}
+
+/// The frame of a window, which a lane was filling.
+#[derive(Debug)]
+pub(super) struct LentFrame {
+    pub(super) window: WindowKey,
+    pub(super) frame: Frame,
 }
 
 /// A receive that waits until the peer has taken what it asked for.
@@ -167,6 +180,109 @@ impl Lane {
             dirty: false,
             sequence_out: 0,
         }
+    }
+
+    /// Takes back the lists of a receive that has ended. Gives the frame of a window, if a payload was received.
+    pub(super) fn received(&mut self, mut into: Scatter) -> Option<Frame> {
+        self.receiving = false;
+        let mut frames = into.drain();
+        let first = frames.next().map(|piece| piece.frame);
+        let second = frames.next().map(|piece| piece.frame);
+        drop(frames);
+        self.scatter = Some(into);
+        // A payload and the next header, or one frame alone.
+        let (lent, own) = if second.is_some() { (first, second) } else { (None, first) };
+        self.frame = own;
+        lent
+    }
+
+    /// Receives into its own frame, up to `len` bytes with those that it has, until at least `min` bytes more have come.
+    pub(super) fn receive_own(&mut self, len: usize, min: usize) -> Option<Op> {
+        let (socket, frame) = (self.socket?, self.frame.take()?);
+        let mut into = self.scatter.take().unwrap_or_default();
+        let start = if seeded::is(Bug::ShortReadAtWrongOffset) { 0 } else { self.filled };
+        into.push(frame, start, len - self.filled);
+        Some(Op::Recv { socket, into, min })
+    }
+
+    /// Receives a header, of which `filled` bytes are here.
+    pub(super) fn receive_header(&mut self, filled: usize) -> Option<Op> {
+        self.filled = filled;
+        self.receive_own(HEADER_BYTES, HEADER_BYTES - filled)
+    }
+
+    /// Receives ciphertext.
+    pub(super) fn receive_ciphertext(&mut self) -> Option<Op> {
+        self.filled = 0;
+        let len = self.frame.as_ref().map_or(0, Frame::len);
+        self.receive_own(len, 1)
+    }
+
+    /// Receives the first message. From now on it is up; what the frame held is done with.
+    pub(super) fn receive_first(&mut self) -> Option<Op> {
+        if self.connection.is_some() {
+            return None;
+        }
+        if self.secure.is_some() {
+            return self.receive_ciphertext();
+        }
+        if self.number > 0 {
+            return self.receive_header(0);
+        }
+        self.filled = 0;
+        self.receive_own(HEADER_FRAME_BYTES, 1)
+    }
+
+    /// Receives a payload into its window, and behind it as much as has come of the next header.
+    pub(super) fn receive_payload(&mut self, header: Header, target: FrameRange) -> Option<Op> {
+        let FrameRange { frame, start, len } = target;
+        let (socket, own) = (self.socket?, self.frame.take()?);
+        let mut into = self.scatter.take().unwrap_or_default();
+        into.push(frame, start, len);
+        into.push(own, 0, HEADER_BYTES);
+        self.placing = Some(Placing::Window(header));
+        Some(Op::Recv { socket, into, min: len })
+    }
+
+    /// Throws `left` bytes away, through the header's frame.
+    pub(super) fn drain(&mut self, left: usize) -> Option<Op> {
+        self.filled = 0;
+        self.placing = Some(Placing::Drain(left));
+        self.receive_own(left.min(HEADER_FRAME_BYTES), 1)
+    }
+
+    /// Whether a part of a message has come.
+    pub(super) fn is_midway(&self) -> bool {
+        let is_in_message = || self.secure.as_ref().is_some_and(|secure| secure.is_midway());
+        self.placing.is_some() || self.filled > 0 || is_in_message()
+    }
+
+    /// Takes the payload that it was receiving: the frame goes back to its window.
+    pub(super) fn take_payload(&mut self, lent: Option<Frame>) -> Option<LentFrame> {
+        let target = || Some(self.secure.as_mut()?.target.take()?.0);
+        let frame = lent.or_else(target);
+        let Some(Placing::Window(header)) = self.placing.take() else { return None };
+        Some(LentFrame { window: WindowKey(header.window.get()), frame: frame? })
+    }
+
+    /// The same for a lane that is closed, unless it receives: then the end of that does it.
+    pub(super) fn take_paused_payload(&mut self) -> Option<LentFrame> {
+        if self.receiving || !matches!(self.placing, Some(Placing::Window(_))) {
+            return None;
+        }
+        let paused = match self.paused.take() {
+            Some(PausedRecv::Receive(Op::Recv { mut into, .. })) => into.drain().next().map(|piece| piece.frame),
+            _ => None,
+        };
+        self.take_payload(paused)
+    }
+
+    /// Reads the header at the front of `bytes`.
+    pub(super) fn open_header(&mut self, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
+        let bytes = bytes.first_chunk::<HEADER_BYTES>().ok_or(CloseReason::Closed)?;
+        let opened = Header::open(bytes, self.sequence_in).map_err(CloseReason::Header)?;
+        self.sequence_in += 1;
+        Ok(opened)
     }
 
     /// Whether operations are in flight.

@@ -6,7 +6,6 @@
 
 mod admission;
 mod ending;
-mod fence;
 mod grants;
 mod handler;
 mod handshake;

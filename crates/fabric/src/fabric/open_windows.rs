@@ -11,25 +11,27 @@ use std::rc::Rc;
 
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Frame, FrameRange, Gather, Mapping, Reactor, Socket};
-use zerocopy::FromBytes;
+use zerocopy::{FromBytes, FromZeros};
 
 use super::rdma_windows::{Refusal, ToExpose, exposed_grant};
 use super::sessions::{Event, Role};
 use super::shm_direct::Shm;
 use super::transfer::{PayloadMeta, Put, Remote};
 use super::wire::Wire;
-use super::{Fabric, Handler};
+use super::{Fabric, GetError, Handler, Slab};
 use crate::checksum::payload_checksum;
+use crate::descriptor::Descriptor;
 #[cfg(doc)]
 use crate::limits::LOANS_MAX;
 use crate::limits::PAYLOAD_BYTES_MAX;
+use crate::node::wire::{PlacedBody, PutBody};
 use crate::rdma::transport::Down;
 use crate::session::CloseReason;
 use crate::slots::SessionId;
 #[cfg(doc)]
 use crate::windows::Windows;
-use crate::windows::{OpenError, WindowError, WindowKey};
-use crate::wire::{Grant, Header, Kind, Pull, WindowAdvert};
+use crate::windows::{GivenBack, OpenError, WindowError, WindowKey};
+use crate::wire::{FLAG_PAYLOAD_CHECKSUM, Grant, Header, Kind, Pull, WindowAdvert};
 
 /// What came of opening memory to a device: the window, or why there is none, with a target's frame if it is not lost.
 type Exposing = Result<WindowKey, (OpenError, Option<Frame>)>;
@@ -348,6 +350,42 @@ impl Fabric {
         }
     }
 
+    /// A payload lies in the frame of its window: checks it, gives the frame back, tells the owner.
+    pub(super) fn payload_placed<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        header: &Header,
+        frame: Frame,
+        handler: &mut H,
+    ) -> Result<(), CloseReason> {
+        let (key, len) = (WindowKey(header.window.get()), header.payload_len());
+        let checked = header.flags & FLAG_PAYLOAD_CHECKSUM != 0;
+        let due = checked || self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
+        let start = self.windows.start(key).unwrap_or(0) + header.window_offset.get() as usize;
+        let inside = start.checked_add(len).is_some_and(|end| end <= frame.len());
+        let good = !due
+            || (checked && inside && payload_checksum(&frame, start..start + len) == header.payload_checksum.get());
+        let given = self.windows.give_back(key, frame);
+        if !good {
+            return Err(CloseReason::PayloadChecksum);
+        }
+        if !matches!(given, GivenBack::Open) {
+            // Closed while it was filled: the peer waits for an answer, as for a put that comes a moment later.
+            self.nack(session, header, WindowError::Key);
+            return Ok(());
+        }
+        if self.windows.is_get(session, key) {
+            let wanted = self.windows.bytes(key);
+            let result = if wanted == len { Ok(()) } else { Err(GetError::Length { wanted, got: len }) };
+            self.end_get(reactor, session, key, result, handler);
+        } else {
+            let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
+            handler.placed(self, reactor, session, kind, header);
+        }
+        Ok(())
+    }
+
     /// Tells the peer that its message named a window wrongly.
     pub(super) fn nack(&mut self, session: SessionId, refused: &Header, error: WindowError) {
         let mut header = Header::new(Kind::Nack);
@@ -355,6 +393,61 @@ impl Fabric {
         header.window = refused.window;
         header.window_offset.set(error as u64);
         self.send(session, header);
+    }
+
+    /// Opens all of a slab to the peer of a session, for puts and gets, until [`Fabric::close_slab`].
+    ///
+    /// # Errors
+    /// See [`OpenError`].
+    pub fn open_slab(
+        &mut self,
+        reactor: &mut Reactor,
+        session: SessionId,
+        slab: &Slab,
+        context: u64,
+    ) -> Result<Descriptor, OpenError> {
+        // SAFETY: a slab gives out no references to its bytes, and its frames are all of this loop.
+        let frame = || unsafe { Frame::over(slab.mapping(), 0, slab.len()) };
+        let put =
+            self.open_target(session, FrameRange::new(frame(), 0, slab.len()), context).map_err(|(error, _)| error)?;
+        let get = match self.open_source(session, FrameRange::new(Rc::new(frame()), 0, slab.len()), context) {
+            Ok(get) => get,
+            Err(error) => {
+                let _ = self.windows().close(put);
+                return Err(error);
+            }
+        };
+        for (key, write) in [(put, true), (get, false)] {
+            self.announce(session, key);
+            self.lend_window(reactor, session, key, slab.mapping(), 0..slab.len(), write);
+        }
+        Ok(Descriptor::new(Some(put), Some(get), slab.len()))
+    }
+
+    /// Closes the windows of a slab: nothing that its peer puts from now on is taken. Over shared memory the peer reaches the memory
+    /// until it has let go of it; so the slab is dropped, and never another's.
+    pub fn close_slab(&mut self, reactor: &Reactor, session: SessionId, descriptor: &Descriptor) {
+        for key in [descriptor.put_key(), descriptor.get_key()] {
+            self.withdraw(session, key);
+            self.recall(reactor, session, key);
+            let _ = self.windows().close(key);
+        }
+    }
+
+    /// Tells a client that what it has put lies there.
+    ///
+    /// # Errors
+    /// The message is of no put of a node's, or asks for more: the session is to be closed.
+    pub fn confirm_put(&mut self, session: SessionId, kind: Kind, header: &Header) -> Result<(), CloseReason> {
+        let body: PutBody = header.body();
+        let is_put = kind == Kind::Data && body.target.get() == 0 && body.message() == Ok(None);
+        if !is_put {
+            return Err(CloseReason::Unexpected(kind));
+        }
+        let mut placed = PlacedBody::new_zeroed();
+        placed.put = body.put;
+        self.send(session, Header::with_body(Kind::Placed, &placed));
+        Ok(())
     }
 
     /// The stream of a session's lane 0.

@@ -17,16 +17,14 @@ use byway_reactor::{Completion, Gather, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::grants::PeerAddress;
-use super::lane::{Lane, LaneId, Phase};
+use super::lane::{Lane, LaneId};
 use super::sessions::Role;
 use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE};
-use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::WindowAddress;
-use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Received, Transport, Went};
+use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Transport, Went};
 use crate::registration::{Counters, Limits, Mode};
 use crate::session::CloseReason;
-use crate::slots::SessionId;
-use crate::wire::{FLAG_PLACED, HEADER_BYTES, Header};
+use crate::wire::Header;
 
 /// The RDMA connections of a fabric, and the lane of each.
 pub(super) struct RdmaLanes {
@@ -225,54 +223,6 @@ impl Fabric {
                 (RdmaEvent::Connected(_) | RdmaEvent::Sent(..) | RdmaEvent::Down(..), None) => {}
             }
         }
-    }
-
-    /// Takes the messages that have come, unless the peer must take answers first.
-    pub(super) fn take_backlog<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) {
-        loop {
-            let Some(lane) = self.lanes.get(slot) else { return };
-            let is_held = lane.session.is_some_and(|session| self.sessions.is_held(session, &self.lanes));
-            if matches!(lane.phase, Phase::Fenced | Phase::Closing) || (lane.phase == Phase::Up && is_held) {
-                return;
-            }
-            let (phase, session, connection) = (lane.phase, lane.session, lane.connection);
-            let Some(received) = self.lanes.get_mut(slot).and_then(|lane| lane.backlog.pop_front()) else { return };
-            if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
-                state.heard(reactor.now());
-            }
-            let step = match (phase, session) {
-                (Phase::Up, Some(session)) => self.rdma_message(reactor, slot, session, &received, handler),
-                _ => self.handshake_message(reactor, slot, received.header()),
-            };
-            if let (Some(connection), Some(rdma)) = (connection, self.lanes.rdma_mut()) {
-                rdma.transport.done_with(connection, received);
-            }
-            if let Err(reason) = step {
-                return self.lane_failed(reactor, slot, reason);
-            }
-        }
-    }
-
-    fn rdma_message<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        session: SessionId,
-        received: &Received,
-        handler: &mut H,
-    ) -> Result<(), CloseReason> {
-        let (header, kind) = self.open_header(slot, received.header())?;
-        let payload = received.payload();
-        let placed = header.flags & FLAG_PLACED != 0;
-        if header.payload_len() != payload.len() && !(placed && payload.is_empty()) {
-            return Err(CloseReason::Truncated);
-        }
-        if let Some(state) = self.sessions.get_mut(session) {
-            // What was placed came by the device, just before.
-            let bytes = HEADER_BYTES + header.payload_len().min(PAYLOAD_BYTES_MAX);
-            state.received(bytes, reactor.now());
-        }
-        self.dispatch(reactor, session, kind, &header, payload, handler)
     }
 
     /// The peer has some of what was sent.

@@ -4,42 +4,33 @@
 //! lane receives a header, then in one call the payload into the window's frame and the next header behind it. So a stream
 //! of large payloads costs one call each, and no byte is copied twice.
 
-use byway_reactor::limits::{RECEIVE_BYTES_MIN, RECEIVE_MESSAGE_BYTES};
-use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Errno, Frame, FrameRange, Need, Op, Reactor, Scatter};
+use std::ops::Range;
 
-use super::lane::{Lane, LaneId, PausedRecv, Phase, Placing};
-use super::{Fabric, GetError, Handler};
-use crate::checksum::payload_checksum;
+use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
+use byway_reactor::{Errno, Frame, FrameRange, Need, Op, Reactor, ReceiveBuffers, Scatter};
+
+use super::lane::{HEADER_FRAME_BYTES, Lane, LaneId, LentFrame, PausedRecv, Phase, Placing};
+use super::secure::{Decrypted, Filled};
+use super::{Fabric, Handler};
 use crate::feedback::Stall;
 use crate::limits::{CONTROL_FRAME_BYTES_MAX, PAYLOAD_BYTES_MAX, SMALL_BYTES_MAX};
+use crate::rdma::transport::Received;
 use crate::session::CloseReason;
 use crate::slots::SessionId;
-use crate::windows::{GivenBack, WindowError, WindowKey};
+use crate::windows::WindowKey;
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, HEADER_BYTES, Header, Kind, Refuse, RefuseCode};
-
-/// Bytes of the buffer that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
-pub(super) const HEADER_FRAME_BYTES: usize = RECEIVE_BYTES_MIN;
 
 impl Fabric {
     pub(super) fn received<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
         slot: LaneId,
-        mut into: Scatter,
+        into: Scatter,
         result: Result<usize, Errno>,
         handler: &mut H,
     ) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        lane.receiving = false;
-        let mut frames = into.drain();
-        let first = frames.next().map(|piece| piece.frame);
-        let second = frames.next().map(|piece| piece.frame);
-        drop(frames);
-        lane.scatter = Some(into);
-        // A payload and the next header, or one frame alone.
-        let (lent, own) = if second.is_some() { (first, second) } else { (None, first) };
-        lane.frame = own;
+        let lent = lane.received(into);
         let (phase, session) = (lane.phase, lane.session);
         let n = match result {
             Ok(n) if n > 0 && phase != Phase::Closing => n,
@@ -55,7 +46,7 @@ impl Fabric {
         match (lent, phase, self.lanes.get(slot).map_or(0, |lane| lane.number)) {
             (Some(frame), _, _) => self.payload_came(reactor, slot, frame, n, handler),
             (None, Phase::Up, 0) => self.control_came(reactor, slot, n, handler),
-            (None, Phase::Up, _) => self.bulk_came(reactor, slot, n, handler),
+            (None, Phase::Up, _) => self.bulk_came(reactor, slot, n),
             (None, _, _) => self.handshake_came(reactor, slot, n, handler),
         }
     }
@@ -63,11 +54,9 @@ impl Fabric {
     /// The stream ended or failed, or the lane is being closed: the lent frame goes back to its window.
     fn receive_ended(&mut self, reactor: &mut Reactor, slot: LaneId, lent: Option<Frame>, error: Option<Errno>) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let midway =
-            lane.placing.is_some() || lane.filled > 0 || lane.secure.as_ref().is_some_and(|secure| secure.is_midway());
-        let lent = lent.or_else(|| lane.secure.as_mut().and_then(|secure| secure.target.take()).map(|target| target.0));
-        if let (Some(Placing::Window(header)), Some(frame)) = (lane.placing.take(), lent) {
-            let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
+        let midway = lane.is_midway();
+        if let Some(LentFrame { window, frame }) = lane.take_payload(lent) {
+            let _ = self.windows.give_back(window, frame);
         }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if lane.phase == Phase::Closing {
@@ -81,37 +70,31 @@ impl Fabric {
         self.lane_failed(reactor, slot, reason);
     }
 
-    /// Receives into the lane's own frame, until at least `min` bytes have come.
-    pub(super) fn receive_own(&mut self, reactor: &mut Reactor, slot: LaneId, len: usize, min: usize) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let (Some(socket), Some(frame)) = (lane.socket, lane.frame.take()) else { return };
-        let mut into = lane.scatter.take().unwrap_or_default();
-        let start = if seeded::is(Bug::ShortReadAtWrongOffset) { 0 } else { lane.filled };
-        into.push(frame, start, len - lane.filled);
-        self.submit_receive(reactor, slot, Op::Recv { socket, into, min });
+    /// Begins the receive that `next` says; later, if the peer must take answers first.
+    fn receive(&mut self, reactor: &mut Reactor, slot: LaneId, next: impl FnOnce(&mut Lane) -> Option<Op>) {
+        if let Some(op) = self.lanes.get_mut(slot).and_then(next) {
+            self.submit_receive(reactor, slot, op);
+        }
     }
 
-    /// Receives; later, if the peer must take answers first.
     fn submit_receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
-        let held = self.lanes.get(slot).and_then(|lane| lane.session).is_some_and(|session| self.is_held(session));
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if held {
-            (lane.paused, lane.paused_at) = (Some(PausedRecv::Receive(op)), self.clock);
-            return;
+        let Some(lane) = self.lanes.get(slot) else { return };
+        if lane.session.is_some_and(|session| self.is_held(session)) {
+            return self.pause(slot, PausedRecv::Receive(op));
         }
         self.lanes.receive(reactor, slot, op);
+    }
+
+    /// Receives no more on a lane until the peer has taken answers.
+    fn pause(&mut self, slot: LaneId, paused: PausedRecv) {
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            (lane.paused, lane.paused_at) = (Some(paused), self.clock);
+        }
     }
 
     /// Whether nothing more is received from a server's client until it has taken answers.
     pub(super) fn is_held(&self, session: SessionId) -> bool {
         self.sessions.is_held(session, &self.lanes)
-    }
-
-    /// Ends the sessions of peers that take nothing.
-    pub(super) fn end_stopped(&mut self, reactor: &mut Reactor) {
-        for session in self.sessions.stopped(&self.lanes, reactor.now()) {
-            self.close(reactor, session, CloseReason::TakesNothing);
-        }
     }
 
     /// Resumes control lanes that wait for a longer buffer, in the order in which they came. To be called before
@@ -153,58 +136,26 @@ impl Fabric {
         }
     }
 
-    /// A lane that is closed and receives nothing gives its window the frame back that it was filling.
-    pub(super) fn return_lent(&mut self, slot: LaneId) {
-        let Some(lane) = self.lanes.get_mut(slot).filter(|lane| !lane.receiving) else { return };
-        let Some(Placing::Window(header)) = lane.placing.take() else { return };
-        let held = match lane.paused.take() {
-            Some(PausedRecv::Receive(Op::Recv { mut into, .. })) => into.drain().next().map(|piece| piece.frame),
-            _ => None,
-        };
-        let target = || Some(lane.secure.as_mut()?.target.take()?.0);
-        if let Some(frame) = held.or_else(target) {
-            let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
-        }
-    }
-
     /// Gives an accepted or connected lane the frame for its handshake, and starts to receive. False without frames.
     pub(super) fn receive_handshake(&mut self, reactor: &mut Reactor, slot: LaneId) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
-        if lane.secure.is_some() {
-            return self.receive_ciphertext(reactor, slot);
-        }
         lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
         if lane.frame.is_none() {
             return false;
         }
-        self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES);
+        let is_secure = lane.secure.is_some();
+        self.receive(reactor, slot, |lane| if is_secure { lane.receive_ciphertext() } else { lane.receive_header(0) });
         true
     }
 
-    /// A lane is up: from now on it receives messages. What the frame held is done with.
+    /// A lane is up: from now on it receives messages.
     pub(super) fn receive_messages(&mut self, reactor: &mut Reactor, slot: LaneId) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.connection.is_some() {
-            return;
-        }
-        lane.filled = 0;
-        if lane.secure.is_some() {
-            return self.receive_ciphertext_again(reactor, slot);
-        }
-        if lane.number > 0 {
-            return self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES);
-        }
-        self.receive_own(reactor, slot, HEADER_FRAME_BYTES, 1);
+        self.receive(reactor, slot, Lane::receive_first);
     }
 
     /// Reads the header at the front of `bytes`.
     pub(super) fn open_header(&mut self, slot: LaneId, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
-        let (Some(lane), Some(bytes)) = (self.lanes.get_mut(slot), bytes.first_chunk::<HEADER_BYTES>()) else {
-            return Err(CloseReason::Closed);
-        };
-        let opened = Header::open(bytes, lane.sequence_in).map_err(CloseReason::Header)?;
-        lane.sequence_in += 1;
-        Ok(opened)
+        self.lanes.get_mut(slot).ok_or(CloseReason::Closed)?.open_header(bytes)
     }
 
     fn control_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize, handler: &mut H) {
@@ -228,38 +179,21 @@ impl Fabric {
         if self.is_held(session) {
             frame.bytes_mut().copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {
-                (lane.filled, lane.frame, lane.paused) = (left, Some(frame), Some(PausedRecv::Messages));
-                lane.paused_at = self.clock;
+                (lane.filled, lane.frame) = (left, Some(frame));
             }
-            return;
+            return self.pause(slot, PausedRecv::Messages);
         }
-        let buffers = reactor.receive_buffers();
-        let next_len = buffers.len_for(Need {
-            held: frame.len(),
-            used: left,
-            message: need,
-            wanted: control_frame_bytes(frame.len(), filled == frame.len()),
-        });
         // Lanes that wait for a longer buffer get it in the order in which they came.
-        let must_wait = next_len > frame.len() && self.lanes.has_starved();
-        let next = if next_len == frame.len() || must_wait { None } else { buffers.alloc(next_len) };
-        if let Some(mut next) = next {
-            next.copy_from(0, &frame, at..filled);
-            frame = next;
-        } else if at > 0 {
-            frame.bytes_mut().copy_within(at..filled, 0);
-        }
-        let len = frame.len();
-        let starved = need > len;
+        let frame = next_frame(reactor.receive_buffers(), frame, at..filled, need, self.lanes.has_starved());
+        let (len, starved) = (frame.len(), need > frame.len());
         if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.filled = left;
-            lane.frame = Some(frame);
+            (lane.filled, lane.frame) = (left, Some(frame));
             if starved {
                 lane.paused = Some(PausedRecv::Messages);
                 return self.lanes.starve(slot);
             }
         }
-        self.receive_own(reactor, slot, len, (need - left).max(1));
+        self.receive(reactor, slot, |lane| lane.receive_own(len, (need - left).max(1)));
     }
 
     /// Passes on the whole messages at the front of `bytes`, unless the peer must take answers first: gives how many bytes
@@ -349,20 +283,21 @@ impl Fabric {
     }
 
     /// A bulk lane's header, or a part of what is thrown away, has come.
-    fn bulk_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize, handler: &mut H) {
+    fn bulk_came(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         if let Some(Placing::Drain(left)) = lane.placing.take() {
             let left = left - n;
-            return if left > 0 { self.drain(reactor, slot, left) } else { self.receive_header(reactor, slot, 0) };
+            let next = |lane: &mut Lane| if left > 0 { lane.drain(left) } else { lane.receive_header(0) };
+            return self.receive(reactor, slot, next);
         }
         let filled = lane.filled + n;
-        self.bulk_header(reactor, slot, filled, handler);
+        self.bulk_header(reactor, slot, filled);
     }
 
     /// Looks at the `filled` bytes of a header that a bulk lane has.
-    fn bulk_header<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, filled: usize, _handler: &mut H) {
+    fn bulk_header(&mut self, reactor: &mut Reactor, slot: LaneId, filled: usize) {
         if filled < HEADER_BYTES {
-            return self.receive_header(reactor, slot, filled);
+            return self.receive(reactor, slot, |lane| lane.receive_header(filled));
         }
         let Some((frame, session)) =
             self.lanes.get_mut(slot).and_then(|lane| Some((lane.frame.take()?, lane.session?)))
@@ -383,40 +318,15 @@ impl Fabric {
             return self.lane_failed(reactor, slot, reason);
         }
         match self.windows.lend(session, WindowKey(header.window.get()), header.window_offset.get(), len) {
-            Ok((target, start)) => self.receive_payload(reactor, slot, header, FrameRange::new(target, start, len)),
+            Ok((target, start)) => {
+                let target = FrameRange::new(target, start, len);
+                self.receive(reactor, slot, |lane| lane.receive_payload(header, target));
+            }
             Err(error) => {
                 self.nack(session, &header, error);
-                self.drain(reactor, slot, len);
+                self.receive(reactor, slot, |lane| lane.drain(len));
             }
         }
-    }
-
-    fn receive_header(&mut self, reactor: &mut Reactor, slot: LaneId, filled: usize) {
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.filled = filled;
-        }
-        self.receive_own(reactor, slot, HEADER_BYTES, HEADER_BYTES - filled);
-    }
-
-    /// Throws `left` bytes away, through the header's frame.
-    fn drain(&mut self, reactor: &mut Reactor, slot: LaneId, left: usize) {
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.filled = 0;
-            lane.placing = Some(Placing::Drain(left));
-        }
-        self.receive_own(reactor, slot, left.min(HEADER_FRAME_BYTES), 1);
-    }
-
-    /// Receives a payload into its window, and behind it as much as has come of the next header.
-    fn receive_payload(&mut self, reactor: &mut Reactor, slot: LaneId, header: Header, target: FrameRange) {
-        let FrameRange { frame, start, len } = target;
-        let own = self.lanes.get_mut(slot).and_then(|lane| Some((lane.socket?, lane.frame.take()?)));
-        let (Some((socket, own)), Some(lane)) = (own, self.lanes.get_mut(slot)) else { return };
-        let mut into = lane.scatter.take().unwrap_or_default();
-        into.push(frame, start, len);
-        into.push(own, 0, HEADER_BYTES);
-        lane.placing = Some(Placing::Window(header));
-        self.submit_receive(reactor, slot, Op::Recv { socket, into, min: len });
     }
 
     /// A payload has come into its window's frame, and `n` bytes in all.
@@ -441,44 +351,211 @@ impl Fabric {
         if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
             return self.forget_lane_if_done(slot);
         }
-        self.bulk_header(reactor, slot, n - len, handler);
+        self.bulk_header(reactor, slot, n - len);
     }
 
-    /// A payload lies in the frame of its window: checks it, gives the frame back, tells the owner.
-    pub(super) fn payload_placed<H: Handler>(
+    /// Ciphertext has come: decrypts it and takes what messages it holds.
+    fn ciphertext_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize, handler: &mut H) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let Decrypted { mut plaintext, wants_send, ended } = match lane.decrypt(reactor.receive_buffers(), n) {
+            None => return,
+            Some(Ok(decrypted)) => decrypted,
+            Some(Err(reason)) => return self.tls_failed(reactor, slot, reason),
+        };
+        // A lane that goes to another loop takes what TLS wants to send along: a send in flight would keep it here.
+        let taken = match self.take_plaintext(reactor, slot, &plaintext, handler) {
+            Ok(taken) => taken,
+            Err(reason) => return self.lane_failed(reactor, slot, reason),
+        };
+        if ended {
+            return self.stream_ended(reactor, slot, taken < plaintext.len());
+        }
+        if wants_send {
+            self.lanes.start_send(reactor, slot, self.clock);
+        }
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase == Phase::Closing {
+            return self.forget_lane_if_done(slot);
+        }
+        plaintext.drain(..taken);
+        lane.keep_plaintext(plaintext);
+        let session = lane.session;
+        if session.is_some_and(|session| self.is_held(session)) {
+            return self.pause(slot, PausedRecv::Messages);
+        }
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        // A fenced lane and one that is being refused say no more.
+        if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.receiving {
+            self.receive(reactor, slot, Lane::receive_ciphertext);
+        }
+    }
+
+    /// TLS failed: the peer is told why if that may help it, then the lane ends.
+    fn tls_failed(&mut self, reactor: &mut Reactor, slot: LaneId, reason: CloseReason) {
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        if lane.phase == Phase::Up {
+            return self.lane_failed(reactor, slot, reason);
+        }
+        lane.close_when_sent = Some(reason);
+        self.lanes.start_send(reactor, slot, self.clock);
+        if self.lanes.get(slot).is_some_and(|lane| !lane.is_busy()) {
+            self.lane_failed(reactor, slot, reason);
+        }
+    }
+
+    /// The peer has said by TLS that it will send no more.
+    fn stream_ended(&mut self, reactor: &mut Reactor, slot: LaneId, midway: bool) {
+        let Some(lane) = self.lanes.get(slot) else { return };
+        let midway = midway || lane.placing.is_some();
+        self.lane_failed(reactor, slot, if midway { CloseReason::Truncated } else { CloseReason::PeerClosed });
+    }
+
+    /// Makes a lane whose first bytes, which lie in its frame, are none of ours a TLS lane, if they may be TLS.
+    pub(super) fn try_tls<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
+        slot: LaneId,
+        n: usize,
+        handler: &mut H,
+    ) -> Result<bool, CloseReason> {
+        let Some(lane) = self.lanes.get_mut(slot) else { return Ok(false) };
+        let has_begun = lane.begin_offered_tls()?;
+        if has_begun {
+            self.ciphertext_came(reactor, slot, n, handler);
+        }
+        Ok(has_begun)
+    }
+
+    /// Takes all that is whole from the front of `bytes`; gives how much.
+    fn take_plaintext<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        bytes: &[u8],
+        handler: &mut H,
+    ) -> Result<usize, CloseReason> {
+        let mut at = 0;
+        loop {
+            let Some(lane) = self.lanes.get(slot) else { return Ok(at) };
+            let rest = &bytes[at..];
+            match (lane.phase, lane.session, lane.number) {
+                (Phase::AwaitHello | Phase::AwaitWelcome, _, _) if rest.len() >= HEADER_BYTES => {
+                    self.handshake_message(reactor, slot, rest)?;
+                    at += HEADER_BYTES;
+                    if self.lanes.get(slot).is_some_and(|lane| lane.close_when_sent.is_some()) {
+                        return Ok(bytes.len());
+                    }
+                }
+                (Phase::Up, Some(session), 0) => {
+                    let (taken, _) = self.take_messages(reactor, slot, session, rest, handler)?;
+                    return Ok(at + taken);
+                }
+                (Phase::Up, Some(session), _) => match self.take_bulk(reactor, slot, session, rest, handler)? {
+                    0 => return Ok(at),
+                    taken => at += taken,
+                },
+                _ => return Ok(at),
+            }
+        }
+    }
+
+    /// Takes a bulk lane's next header, or the next bytes of its payload; 0 if more must come first.
+    fn take_bulk<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
         session: SessionId,
-        header: &Header,
-        frame: Frame,
+        bytes: &[u8],
+        handler: &mut H,
+    ) -> Result<usize, CloseReason> {
+        let Some(lane) = self.lanes.get_mut(slot) else { return Ok(0) };
+        if let Some(Filled { bytes, payload }) = lane.fill(bytes)? {
+            if let Some((header, frame)) = payload {
+                self.payload_placed(reactor, session, &header, frame, handler)?;
+            }
+            return Ok(bytes);
+        }
+        if bytes.len() < HEADER_BYTES {
+            return Ok(0);
+        }
+        let (header, kind) = lane.open_header(bytes)?;
+        check_bulk(&header, kind)?;
+        let (key, len) = (WindowKey(header.window.get()), header.payload_len());
+        let lent = self.windows.lend(session, key, header.window_offset.get(), len);
+        if let Err(error) = lent {
+            self.nack(session, &header, error);
+        }
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.begin_filling(header, lent.ok());
+        }
+        Ok(HEADER_BYTES)
+    }
+
+    /// Takes the messages that have come, unless the peer must take answers first.
+    pub(super) fn take_backlog<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) {
+        loop {
+            let Some(lane) = self.lanes.get(slot) else { return };
+            let is_held = lane.session.is_some_and(|session| self.sessions.is_held(session, &self.lanes));
+            if matches!(lane.phase, Phase::Fenced | Phase::Closing) || (lane.phase == Phase::Up && is_held) {
+                return;
+            }
+            let (phase, session, connection) = (lane.phase, lane.session, lane.connection);
+            let Some(received) = self.lanes.get_mut(slot).and_then(|lane| lane.backlog.pop_front()) else { return };
+            if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
+                state.heard(reactor.now());
+            }
+            let step = match (phase, session) {
+                (Phase::Up, Some(session)) => self.rdma_message(reactor, slot, session, &received, handler),
+                _ => self.handshake_message(reactor, slot, received.header()),
+            };
+            if let (Some(connection), Some(rdma)) = (connection, self.lanes.rdma_mut()) {
+                rdma.transport.done_with(connection, received);
+            }
+            if let Err(reason) = step {
+                return self.lane_failed(reactor, slot, reason);
+            }
+        }
+    }
+
+    fn rdma_message<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        session: SessionId,
+        received: &Received,
         handler: &mut H,
     ) -> Result<(), CloseReason> {
-        let (key, len) = (WindowKey(header.window.get()), header.payload_len());
-        let checked = header.flags & FLAG_PAYLOAD_CHECKSUM != 0;
-        let due = checked || self.agreed(session).is_some_and(crate::Agreed::payload_checksum);
-        let start = self.windows.start(key).unwrap_or(0) + header.window_offset.get() as usize;
-        let inside = start.checked_add(len).is_some_and(|end| end <= frame.len());
-        let good = !due
-            || (checked && inside && payload_checksum(&frame, start..start + len) == header.payload_checksum.get());
-        let given = self.windows.give_back(key, frame);
-        if !good {
-            return Err(CloseReason::PayloadChecksum);
+        let (header, kind) = self.open_header(slot, received.header())?;
+        let payload = received.payload();
+        let placed = header.flags & FLAG_PLACED != 0;
+        if header.payload_len() != payload.len() && !(placed && payload.is_empty()) {
+            return Err(CloseReason::Truncated);
         }
-        if !matches!(given, GivenBack::Open) {
-            // Closed while it was filled: the peer waits for an answer, as for a put that comes a moment later.
-            self.nack(session, header, WindowError::Key);
-            return Ok(());
+        if let Some(state) = self.sessions.get_mut(session) {
+            // What was placed came by the device, just before.
+            let bytes = HEADER_BYTES + header.payload_len().min(PAYLOAD_BYTES_MAX);
+            state.received(bytes, reactor.now());
         }
-        if self.windows.is_get(session, key) {
-            let wanted = self.windows.bytes(key);
-            let result = if wanted == len { Ok(()) } else { Err(GetError::Length { wanted, got: len }) };
-            self.end_get(reactor, session, key, result, handler);
-        } else {
-            let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
-            handler.placed(self, reactor, session, kind, header);
-        }
-        Ok(())
+        self.dispatch(reactor, session, kind, &header, payload, handler)
     }
+}
+
+/// The buffer that a control lane receives into next, with the `rest` of what `frame` holds at its start: the beginning of a message of
+/// `need` bytes, as far as is known.
+fn next_frame(buffers: &ReceiveBuffers, mut frame: Frame, rest: Range<usize>, need: usize, others_wait: bool) -> Frame {
+    let (held, used) = (frame.len(), rest.len());
+    let wanted = control_frame_bytes(held, rest.end == held);
+    let next_len = buffers.len_for(Need { held, used, message: need, wanted });
+    let must_wait = next_len > held && others_wait;
+    let next = if next_len == held || must_wait { None } else { buffers.alloc(next_len) };
+    if let Some(mut next) = next {
+        next.copy_from(0, &frame, rest);
+        return next;
+    }
+    if rest.start > 0 {
+        frame.bytes_mut().copy_within(rest, 0);
+    }
+    frame
 }
 
 /// What suits a control lane that received into `len` bytes: if it filled them, more.
@@ -491,7 +568,7 @@ fn control_frame_bytes(len: usize, full: bool) -> usize {
 }
 
 /// Whether a message may be on a bulk lane.
-pub(super) fn check_bulk(header: &Header, kind: Kind) -> Result<(), CloseReason> {
+fn check_bulk(header: &Header, kind: Kind) -> Result<(), CloseReason> {
     let len = header.payload_len();
     if !matches!(kind, Kind::Data | Kind::Reply) || len == 0 {
         return Err(CloseReason::Unexpected(kind));

@@ -4,16 +4,13 @@
 //! messages is an end like any other, with or without close_notify: the end of a stream never completes a session.
 
 use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
-use byway_reactor::{Frame, Gather, Need, Reactor};
+use byway_reactor::{Frame, Gather, Need, ReceiveBuffers};
 
-use super::lane::LaneId;
-use super::lane::{PausedRecv, Phase, Placing};
-use super::receive::{HEADER_FRAME_BYTES, check_bulk};
-use super::{Fabric, Handler};
+#[cfg(doc)]
+use super::lane::HEADER_FRAME_BYTES;
+use super::lane::{Lane, Phase, Placing};
 use crate::session::{self, CloseReason};
-use crate::slots::SessionId;
 use crate::tls::{PeerIdentity, TlsError, TlsStream};
-use crate::windows::WindowKey;
 use crate::wire::{HEADER_BYTES, Header};
 
 /// What a busy lane receives ciphertext into: two of TLS's longest records. An idle one has [`HEADER_FRAME_BYTES`].
@@ -59,209 +56,113 @@ impl Secure {
     }
 }
 
-impl Fabric {
-    /// Starts to receive ciphertext on a new lane. False without frames.
-    pub(super) fn receive_ciphertext(&mut self, reactor: &mut Reactor, slot: LaneId) -> bool {
-        let Some(lane) = self.lanes.get_mut(slot) else { return false };
-        lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
-        let has_frame = lane.frame.is_some();
-        self.receive_ciphertext_again(reactor, slot);
-        has_frame
-    }
+/// What was decrypted of what has come.
+pub(super) struct Decrypted {
+    /// All plaintext that no message was made of yet.
+    pub(super) plaintext: Vec<u8>,
+    /// TLS has something to say.
+    pub(super) wants_send: bool,
+    /// The peer has said that it will send no more.
+    pub(super) ended: bool,
+}
 
-    pub(super) fn receive_ciphertext_again(&mut self, reactor: &mut Reactor, slot: LaneId) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        lane.filled = 0;
-        let len = lane.frame.as_ref().map_or(0, Frame::len);
-        self.receive_own(reactor, slot, len, 1);
-    }
+/// What a bulk lane has taken of a payload.
+pub(super) struct Filled {
+    pub(super) bytes: usize,
+    /// The payload that is complete with that.
+    pub(super) payload: Option<(Header, Frame)>,
+}
 
-    /// Ciphertext has come: decrypts it and takes what messages it holds.
-    pub(super) fn ciphertext_came<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        n: usize,
-        handler: &mut H,
-    ) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let (Some(frame), Some(mut secure)) = (lane.frame.take(), lane.secure.take()) else { return };
+impl Lane {
+    /// Decrypts the `n` bytes that have come into its frame, and has the frame be of the length that the next ones are to have.
+    /// `None` if it has no TLS.
+    ///
+    /// # Errors
+    /// Why the lane is to end.
+    pub(super) fn decrypt(&mut self, buffers: &ReceiveBuffers, n: usize) -> Option<Result<Decrypted, CloseReason>> {
+        let (Some(frame), Some(secure)) = (self.frame.take(), &mut self.secure) else { return None };
         let foreign = Some(session::foreign(&frame.bytes()[..n]))
-            .filter(|reason| *reason == CloseReason::SpeaksNbd && lane.phase == Phase::AwaitWelcome);
+            .filter(|reason| *reason == CloseReason::SpeaksNbd && self.phase == Phase::AwaitWelcome);
         let fed = secure.stream.feed(&frame.bytes()[..n], &mut secure.plaintext);
-        let plaintext = std::mem::take(&mut secure.plaintext);
-        let wants_send = secure.stream.wants_send();
         // All of it has been used up, so the next buffer may be shorter, too.
-        let (held, buffers) = (frame.len(), reactor.receive_buffers());
+        let held = frame.len();
         let wanted = if n == held { CIPHERTEXT_FRAME_BYTES } else { held };
         let next_len = buffers.len_for(Need { held, wanted, ..Need::default() });
         let next = if next_len == held { None } else { buffers.alloc(next_len) };
-        lane.frame = next.or(Some(frame));
-        let ended = secure.stream.has_ended();
-        lane.secure = Some(secure);
-        if let Err(error) = fed {
-            let reason = foreign.filter(|_| error == TlsError::NotTls).unwrap_or(CloseReason::Tls(error));
-            return self.tls_failed(reactor, slot, reason);
-        }
-        // A lane that goes to another loop takes what TLS wants to send along: a send in flight would keep it here.
-        let taken = self.take_plaintext(reactor, slot, &plaintext, handler);
-        let taken = match taken {
-            Ok(taken) => taken,
-            Err(reason) => return self.lane_failed(reactor, slot, reason),
+        self.frame = next.or(Some(frame));
+        let decrypted = Decrypted {
+            plaintext: std::mem::take(&mut secure.plaintext),
+            wants_send: secure.stream.wants_send(),
+            ended: secure.stream.has_ended(),
         };
-        if ended {
-            return self.stream_ended(reactor, slot, taken < plaintext.len());
-        }
-        if wants_send {
-            self.lanes.start_send(reactor, slot, self.clock);
-        }
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.phase == Phase::Closing {
-            return self.forget_lane_if_done(slot);
-        }
-        if let Some(secure) = &mut lane.secure {
-            let mut plaintext = plaintext;
-            plaintext.drain(..taken);
+        let failed = |error| foreign.filter(|_| error == TlsError::NotTls).unwrap_or(CloseReason::Tls(error));
+        Some(fed.map(|()| decrypted).map_err(failed))
+    }
+
+    /// Keeps plaintext that is no whole message yet.
+    pub(super) fn keep_plaintext(&mut self, plaintext: Vec<u8>) {
+        if let Some(secure) = &mut self.secure {
             secure.plaintext = plaintext;
         }
-        let session = lane.session;
-        if session.is_some_and(|session| self.is_held(session)) {
-            if let Some(lane) = self.lanes.get_mut(slot) {
-                (lane.paused, lane.paused_at) = (Some(PausedRecv::Messages), self.clock);
-            }
-            return;
-        }
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        // A fenced lane and one that is being refused say no more.
-        if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.receiving {
-            self.receive_ciphertext_again(reactor, slot);
-        }
     }
 
-    /// TLS failed: the peer is told why if that may help it, then the lane ends.
-    fn tls_failed(&mut self, reactor: &mut Reactor, slot: LaneId, reason: CloseReason) {
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if lane.phase == Phase::Up {
-            return self.lane_failed(reactor, slot, reason);
-        }
-        lane.close_when_sent = Some(reason);
-        self.lanes.start_send(reactor, slot, self.clock);
-        if self.lanes.get(slot).is_some_and(|lane| !lane.is_busy()) {
-            self.lane_failed(reactor, slot, reason);
-        }
-    }
-
-    /// The peer has said by TLS that it will send no more.
-    fn stream_ended(&mut self, reactor: &mut Reactor, slot: LaneId, midway: bool) {
-        let Some(lane) = self.lanes.get(slot) else { return };
-        let midway = midway || lane.placing.is_some();
-        self.lane_failed(reactor, slot, if midway { CloseReason::Truncated } else { CloseReason::PeerClosed });
-    }
-
-    /// Makes a lane whose first bytes, which lie in its frame, are none of ours a TLS lane, if they may be TLS.
-    pub(super) fn try_tls<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        n: usize,
-        handler: &mut H,
-    ) -> Result<bool, CloseReason> {
-        let Some(lane) = self.lanes.get_mut(slot) else { return Ok(false) };
-        let (Some(server), Some(first)) = (lane.tls_offered.take(), lane.frame.as_ref()) else { return Ok(false) };
+    /// Begins TLS on a lane whose first bytes, which lie in its frame, are none of ours, if they may be TLS. False if not.
+    ///
+    /// # Errors
+    /// Why the lane is to end.
+    pub(super) fn begin_offered_tls(&mut self) -> Result<bool, CloseReason> {
+        let (Some(server), Some(first)) = (self.tls_offered.take(), self.frame.as_ref()) else { return Ok(false) };
         if first.bytes().first_chunk::<HEADER_BYTES>().is_some_and(|bytes| Header::open(bytes, 0).is_ok()) {
             return Ok(false);
         }
         let stream = server.accept().map_err(CloseReason::Tls)?;
-        lane.secure = Some(Box::new(Secure::new(stream)));
-        self.ciphertext_came(reactor, slot, n, handler);
+        self.secure = Some(Box::new(Secure::new(stream)));
         Ok(true)
     }
 
-    /// Takes all that is whole from the front of `bytes`; gives how much.
-    fn take_plaintext<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        bytes: &[u8],
-        handler: &mut H,
-    ) -> Result<usize, CloseReason> {
-        let mut at = 0;
-        loop {
-            let Some(lane) = self.lanes.get(slot) else { return Ok(at) };
-            let rest = &bytes[at..];
-            match (lane.phase, lane.session, lane.number) {
-                (Phase::AwaitHello | Phase::AwaitWelcome, _, _) if rest.len() >= HEADER_BYTES => {
-                    self.handshake_message(reactor, slot, rest)?;
-                    at += HEADER_BYTES;
-                    if self.lanes.get(slot).is_some_and(|lane| lane.close_when_sent.is_some()) {
-                        return Ok(bytes.len());
-                    }
-                }
-                (Phase::Up, Some(session), 0) => {
-                    let (taken, _) = self.take_messages(reactor, slot, session, rest, handler)?;
-                    return Ok(at + taken);
-                }
-                (Phase::Up, Some(session), _) => match self.take_bulk(reactor, slot, session, rest, handler)? {
-                    0 => return Ok(at),
-                    taken => at += taken,
-                },
-                _ => return Ok(at),
-            }
+    /// Receives a payload from plaintext: into the window's frame, which the window has lent, or into nothing.
+    pub(super) fn begin_filling(&mut self, header: Header, target: Option<(Frame, usize)>) {
+        let len = header.payload_len();
+        let Some((frame, start)) = target else {
+            self.placing = Some(Placing::Drain(len));
+            return;
+        };
+        self.placing = Some(Placing::Window(header));
+        if let Some(secure) = &mut self.secure {
+            secure.target = Some((frame, start, len));
         }
     }
 
-    /// Takes a bulk lane's next header, or the next bytes of its payload; 0 if more must come first.
-    fn take_bulk<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        session: SessionId,
-        bytes: &[u8],
-        handler: &mut H,
-    ) -> Result<usize, CloseReason> {
-        let Some(lane) = self.lanes.get_mut(slot) else { return Ok(0) };
-        match &mut lane.placing {
+    /// Takes what is of the lane's payload from the front of plaintext. `None`: a header comes next.
+    ///
+    /// # Errors
+    /// Why the lane is to end.
+    pub(super) fn fill(&mut self, bytes: &[u8]) -> Result<Option<Filled>, CloseReason> {
+        match &mut self.placing {
+            None => Ok(None),
             Some(Placing::Drain(left)) => {
                 let taken = bytes.len().min(*left);
                 *left -= taken;
                 if *left == 0 {
-                    lane.placing = None;
+                    self.placing = None;
                 }
-                Ok(taken)
+                Ok(Some(Filled { bytes: taken, payload: None }))
             }
             Some(Placing::Window(header)) => {
                 let header = *header;
-                let Some((frame, start, left)) = lane.secure.as_mut().and_then(|secure| secure.target.as_mut()) else {
-                    return Err(CloseReason::Closed);
-                };
+                let target = self.secure.as_mut().and_then(|secure| secure.target.as_mut());
+                let (frame, start, left) = target.ok_or(CloseReason::Closed)?;
                 let taken = bytes.len().min(*left);
                 frame.write(*start, &bytes[..taken]);
                 *start += taken;
                 *left -= taken;
-                if *left == 0 {
-                    lane.placing = None;
-                    let target = lane.secure.as_mut().and_then(|secure| secure.target.take());
-                    let Some((frame, _, _)) = target else { return Err(CloseReason::Closed) };
-                    self.payload_placed(reactor, session, &header, frame, handler)?;
+                if *left > 0 {
+                    return Ok(Some(Filled { bytes: taken, payload: None }));
                 }
-                Ok(taken)
-            }
-            None if bytes.len() < HEADER_BYTES => Ok(0),
-            None => {
-                let (header, kind) = self.open_header(slot, bytes)?;
-                check_bulk(&header, kind)?;
-                let (key, len) = (WindowKey(header.window.get()), header.payload_len());
-                let lent = self.windows.lend(session, key, header.window_offset.get(), len);
-                if let Err(error) = lent {
-                    self.nack(session, &header, error);
-                }
-                if let Some(lane) = self.lanes.get_mut(slot) {
-                    lane.placing = Some(if lent.is_ok() { Placing::Window(header) } else { Placing::Drain(len) });
-                    if let (Some(secure), Ok((frame, start))) = (&mut lane.secure, lent) {
-                        secure.target = Some((frame, start, len));
-                    }
-                }
-                Ok(HEADER_BYTES)
+                self.placing = None;
+                let target = self.secure.as_mut().and_then(|secure| secure.target.take());
+                let payload = target.map(|(frame, _, _)| (header, frame));
+                Ok(Some(Filled { bytes: taken, payload }))
             }
         }
     }
