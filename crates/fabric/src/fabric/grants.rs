@@ -10,7 +10,7 @@ use crate::limits::GRANTS_MAX;
 use crate::windows::{WindowError, WindowKey, slot_of};
 use crate::wire::{Grant, WindowAdvert};
 
-use super::transfer::Remote;
+use super::operations::Remote;
 
 /// A range of the peer's memory, in what the wire counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ mod lane;
 mod lanes;
 mod lending;
 mod open_windows;
+mod operations;
 mod rdma_lanes;
 mod rdma_windows;
 mod receive;
@@ -27,14 +28,14 @@ mod wire;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Errno, FramePool, Gather, Instant, Op, Outcome, PathState, Reactor, Token};
+use byway_reactor::{Completion, FramePool, Instant, Op, Outcome, PathState, Reactor, Token};
 
 use self::admission::Admission;
 use self::ending::Farewell;
 pub use self::handler::Handler;
-use self::lane::{Lane, LaneId, Phase};
+use self::lane::{Lane, LaneId};
 use self::lanes::Lanes;
+pub use self::operations::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
 use self::rdma_lanes::RdmaLanes;
 use self::rdma_windows::RdmaReads;
 use self::sessions::{Event, Role, Sessions};
@@ -42,17 +43,17 @@ use self::shm_direct::ShmDirect;
 pub use self::slab::Slab;
 pub use self::tally::FabricCounters;
 use self::tally::Tally;
-pub use self::transfer::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
 use crate::access::{self, Origin};
 use crate::capabilities::{Capabilities, WireKind};
 use crate::feedback::{Delays, Feedback, Stall};
 use crate::limits::{KEEP_ALIVE_DEFAULT, KEEP_ALIVE_MAX, TICK};
 use crate::random::Random;
+use crate::rdma::transport::Event as RdmaEvent;
 use crate::registration;
 use crate::session::{self, Agreed, CloseReason, KeepAliveStep, Terms};
 use crate::slots::SessionId;
 use crate::tls::{ServerTls, TlsClient};
-use crate::windows::Windows;
+use crate::windows::{WindowKey, Windows, slot_of};
 use crate::wire::{Header, Kind};
 
 const RECV: u8 = 1;
@@ -286,6 +287,49 @@ impl Fabric {
         self.lanes.rdma()?.registrations()
     }
 
+    /// Heap memory of what waits to be sent.
+    pub fn queued_heap_bytes(&self) -> usize {
+        self.lanes.queued_heap()
+    }
+
+    /// Whether so much waits to be sent to all clients that answers which need memory of their own must wait.
+    pub fn is_full(&self) -> bool {
+        self.lanes.is_full()
+    }
+
+    /// Whether anything can be put to a session's peer yet.
+    pub fn can_put(&self, session: SessionId) -> bool {
+        let has_bulk = self.sessions.get(session).is_some_and(|state| state.lanes.iter().skip(1).any(Option::is_some));
+        has_bulk || self.sessions.rdma_connection(session).is_some()
+    }
+
+    /// The route to a session's peer with the fewest bytes queued.
+    pub fn route(&self, session: SessionId) -> Route {
+        let Some(session) = self.sessions.get(session) else { return Route(1) };
+        let queued =
+            |lane: &Option<LaneId>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
+        Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
+    }
+
+    /// The route that all puts into one window can take: the same each time.
+    pub fn route_to(&self, session: SessionId, window: WindowKey) -> Route {
+        let bulk_lanes = self.sessions.get(session).map_or(1, |session| session.lanes.len().saturating_sub(1).max(1));
+        Route(1 + slot_of(window) % bulk_lanes)
+    }
+
+    /// Bytes of messages that wait to be sent to a session's peer.
+    pub fn control_queued(&self, session: SessionId) -> usize {
+        let lane = self.sessions.control_lane(session);
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.queued_on(lane))
+    }
+
+    /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
+    /// take.
+    pub(crate) fn control_queued_heap(&self, session: SessionId) -> usize {
+        let lane = self.sessions.control_lane(session);
+        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.heap_on(lane))
+    }
+
     /// Takes a completion of this fabric's class.
     pub fn handle<H: Handler>(&mut self, reactor: &mut Reactor, completion: Completion, handler: &mut H) {
         if completion.token.tag() >= RDMA {
@@ -387,56 +431,67 @@ impl Fabric {
         }
     }
 
-    /// Sends what a lane has gathered over shared memory, if there is room for it now; false if that is to be done in
-    /// another way.
-    fn send_now<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) -> bool {
-        let now = self.clock;
-        let Some(lane) = self.lanes.get_mut(slot) else { return true };
-        let Some(bytes) = lane.send_now(reactor, now) else { return false };
-        let (session, went) = (lane.session, lane.went(bytes, now));
-        self.lanes.count_heap(slot);
-        if let Some(session) = session {
-            self.sessions.note_sent(session, went, now);
-            if let Some(state) = self.sessions.get_mut(session) {
-                state.intake.took();
+    /// Takes a completion of the transport's.
+    fn rdma_completion<H: Handler>(&mut self, reactor: &mut Reactor, completion: &Completion, handler: &mut H) {
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
+        match completion.token.tag() {
+            RDMA_FAILED => {
+                for (slot, reason) in rdma.take_failed() {
+                    self.lane_failed(reactor, slot, reason);
+                }
             }
-            self.resume(reactor, session, handler);
+            RDMA_IDLE => {
+                let is_clients = |session| self.sessions.open(session).is_some_and(|state| state.role == Role::Server);
+                self.lanes.probe_clients(is_clients);
+                self.watch_clients(reactor);
+            }
+            _ => rdma.transport.handle(reactor, completion),
         }
-        true
+        self.take_rdma_events(reactor, handler);
     }
 
-    fn sent<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        gather: Gather,
-        result: Result<usize, Errno>,
-        handler: &mut H,
-    ) {
-        let now = self.clock;
-        let Some(lane) = self.lanes.get_mut(slot) else { return };
-        lane.sent(gather);
-        let session = lane.session;
-        if let Some(session) = session {
-            self.sessions.note_sent(session, lane.went(result.unwrap_or(0), now), now);
+    /// Has the clients looked at once in a keep-alive.
+    pub(super) fn watch_clients(&mut self, reactor: &mut Reactor) {
+        if let Some(rdma) = self.lanes.rdma_mut().filter(|_| self.admission.home().is_some()) {
+            rdma.watch_clients(reactor, self.options.keep_alive);
         }
-        if lane.phase == Phase::Closing {
-            return self.forget_lane_if_done(slot);
+    }
+
+    /// Handles the events of the RDMA connections.
+    pub(super) fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        loop {
+            self.take_gots(reactor);
+            let Some((event, slot)) = self.lanes.rdma_mut().and_then(RdmaLanes::next_event) else { return };
+            match (event, slot) {
+                (RdmaEvent::Asked { connection, peer }, _) => self.rdma_asked(reactor, connection, peer),
+                (RdmaEvent::Connected(connection), Some(slot)) => self.rdma_connected(connection, slot),
+                (RdmaEvent::Message(connection, received), slot) => {
+                    if let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) {
+                        lane.backlog.push_back(received);
+                        self.take_backlog(reactor, slot, handler);
+                    } else if let Some(rdma) = self.lanes.rdma_mut() {
+                        rdma.transport.done_with(connection, received);
+                    }
+                }
+                (RdmaEvent::Sent(connection, went), Some(slot)) => {
+                    self.rdma_sent(reactor, slot, connection, went, handler);
+                }
+                (RdmaEvent::Down(_, down), Some(slot)) => {
+                    if let Some(lane) = self.lanes.get_mut(slot) {
+                        lane.connection = None;
+                    }
+                    self.lane_failed(reactor, slot, down.into());
+                }
+                (RdmaEvent::Connected(_) | RdmaEvent::Sent(..) | RdmaEvent::Down(..), None) => {}
+            }
         }
-        if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
-            state.intake.took();
-        }
-        match (result, lane.close_when_sent) {
-            // What the lane ends for is not forgotten over a peer that does not want to hear it.
-            (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
-            (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
-            (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
-            (Ok(_), _) => self.lanes.start_send(reactor, slot, now),
-        }
-        self.lanes.count_heap(slot);
-        if let Some(session) = session {
-            self.resume(reactor, session, handler);
-        }
+    }
+
+    /// Posts queued messages of the RDMA connections, and handles the events that follow.
+    fn flush_rdma<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+        let Some(rdma) = self.lanes.rdma_mut() else { return };
+        rdma.transport.flush(reactor);
+        self.take_rdma_events(reactor, handler);
     }
 
     /// Looks at everything that waits.

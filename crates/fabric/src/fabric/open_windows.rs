@@ -13,10 +13,10 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Frame, FrameRange, Gather, Mapping, Reactor, Socket};
 use zerocopy::{FromBytes, FromZeros};
 
+use super::operations::{PayloadMeta, Put, Remote};
 use super::rdma_windows::{Refusal, ToExpose, exposed_grant};
 use super::sessions::{Event, Role};
 use super::shm_direct::Shm;
-use super::transfer::{PayloadMeta, Put, Remote};
 use super::wire::Wire;
 use super::{Fabric, GetError, Handler, Slab};
 use crate::checksum::payload_checksum;

@@ -13,15 +13,14 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use byway_reactor::seeded::{self, Bug};
-use byway_reactor::{Completion, Gather, Op, Reactor, Token};
+use byway_reactor::{Gather, Op, Reactor, Token};
 use zerocopy::IntoBytes;
 
 use super::grants::PeerAddress;
 use super::lane::{Lane, LaneId};
-use super::sessions::Role;
-use super::{Fabric, Handler, RDMA, RDMA_FAILED, RDMA_IDLE};
+use super::{RDMA, RDMA_FAILED, RDMA_IDLE};
 use crate::rdma::WindowAddress;
-use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Transport, Went};
+use crate::rdma::transport::{ConnectionId, Down, Event as RdmaEvent, Transport};
 use crate::registration::{Counters, Limits, Mode};
 use crate::session::CloseReason;
 use crate::wire::Header;
@@ -163,109 +162,12 @@ impl RdmaLanes {
     }
 }
 
-impl Fabric {
-    /// Takes a completion of the transport's.
-    pub(super) fn rdma_completion<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        completion: &Completion,
-        handler: &mut H,
-    ) {
-        let Some(rdma) = self.lanes.rdma_mut() else { return };
-        match completion.token.tag() {
-            RDMA_FAILED => {
-                for (slot, reason) in rdma.take_failed() {
-                    self.lane_failed(reactor, slot, reason);
-                }
-            }
-            RDMA_IDLE => {
-                let is_clients = |session| self.sessions.open(session).is_some_and(|state| state.role == Role::Server);
-                self.lanes.probe_clients(is_clients);
-                self.watch_clients(reactor);
-            }
-            _ => rdma.transport.handle(reactor, completion),
-        }
-        self.take_rdma_events(reactor, handler);
-    }
-
-    /// Has the clients looked at once in a keep-alive.
-    pub(super) fn watch_clients(&mut self, reactor: &mut Reactor) {
-        if let Some(rdma) = self.lanes.rdma_mut().filter(|_| self.admission.home().is_some()) {
-            rdma.watch_clients(reactor, self.options.keep_alive);
-        }
-    }
-
-    /// Handles the events of the RDMA connections.
-    pub(super) fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        loop {
-            self.take_gots(reactor);
-            let Some((event, slot)) = self.lanes.rdma_mut().and_then(RdmaLanes::next_event) else { return };
-            match (event, slot) {
-                (RdmaEvent::Asked { connection, peer }, _) => self.rdma_asked(reactor, connection, peer),
-                (RdmaEvent::Connected(connection), Some(slot)) => self.rdma_connected(connection, slot),
-                (RdmaEvent::Message(connection, received), slot) => {
-                    if let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) {
-                        lane.backlog.push_back(received);
-                        self.take_backlog(reactor, slot, handler);
-                    } else if let Some(rdma) = self.lanes.rdma_mut() {
-                        rdma.transport.done_with(connection, received);
-                    }
-                }
-                (RdmaEvent::Sent(connection, went), Some(slot)) => {
-                    self.rdma_sent(reactor, slot, connection, went, handler);
-                }
-                (RdmaEvent::Down(_, down), Some(slot)) => {
-                    if let Some(lane) = self.lanes.get_mut(slot) {
-                        lane.connection = None;
-                    }
-                    self.lane_failed(reactor, slot, down.into());
-                }
-                (RdmaEvent::Connected(_) | RdmaEvent::Sent(..) | RdmaEvent::Down(..), None) => {}
-            }
-        }
-    }
-
-    /// The peer has some of what was sent.
-    fn rdma_sent<H: Handler>(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: LaneId,
-        connection: ConnectionId,
-        went: Option<Went>,
-        handler: &mut H,
-    ) {
-        let is_idle = self.lanes.rdma().is_none_or(|rdma| rdma.transport.is_idle(connection));
-        let Some(lane) = self.lanes.get(slot) else { return };
-        let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
-        if let (Some(session), Some(went)) = (session, went) {
-            self.sessions.note_sent(session, went, reactor.now());
-        }
-        if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
-            state.intake.took();
-        }
-        if let Some(reason) = lane.close_when_sent.filter(|_| is_idle) {
-            return self.lane_failed(reactor, slot, reason);
-        }
-        self.lanes.count_heap(slot);
-        if let Some(session) = session {
-            self.resume(reactor, session, handler);
-        }
-    }
-
-    /// Posts queued messages of the RDMA connections, and handles the events that follow.
-    pub(super) fn flush_rdma<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
-        let Some(rdma) = self.lanes.rdma_mut() else { return };
-        rdma.transport.flush(reactor);
-        self.take_rdma_events(reactor, handler);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use byway_reactor::{Address, IoChoice, Wait};
 
     use super::*;
-    use crate::fabric::Options;
+    use crate::fabric::{Fabric, Options};
     use crate::session::{ClientId, Identity};
 
     #[test]

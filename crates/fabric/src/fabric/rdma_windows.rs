@@ -9,8 +9,8 @@ use std::rc::Rc;
 
 use byway_reactor::{Frame, FrameRange};
 
+use super::operations::Get;
 use super::sessions::Sessions;
-use super::transfer::Get;
 use crate::rdma::transport::{ConnectionId, Transport};
 use crate::rdma::{RdmaError, Window as ExposedWindow, WindowAddress};
 use crate::slots::{SessionId, Slot, Slots};

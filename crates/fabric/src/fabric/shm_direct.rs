@@ -13,7 +13,7 @@ use byway_reactor::{Errno, FileRange, Frame, FramePool, Gather, LentPlace, React
 
 use super::grants::Grants;
 use super::lending::Loans;
-use super::transfer::{GetError, Remote};
+use super::operations::{GetError, Remote};
 use crate::session::CloseReason;
 use crate::windows::WindowKey;
 use crate::wire::{Grant, Kind, WindowAdvert};

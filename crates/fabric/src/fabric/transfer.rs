@@ -5,118 +5,23 @@
 //! have only these three. The transport decides how they travel: over lanes a put is a message whose payload is received
 //! straight into the window, and a get is a `Pull` that the peer's fabric answers with `Data`.
 
+use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, FileRange, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::lane::{Lane, LaneId};
+use super::lane::{Lane, LaneId, Phase};
+use super::operations::Get;
 use super::rdma_windows::{RdmaGet, UseId, UsedUp, exposed_grant};
 use super::sessions::{Event, Role};
 use super::wire::Wire;
-use super::{Fabric, Handler};
+use super::{EndedGet, Fabric, GetError, Handler, PayloadMeta, Put, Remote};
 use crate::limits::ANSWERS_MAX;
-#[cfg(doc)]
-use crate::limits::PAYLOAD_BYTES_MAX;
 use crate::rdma::WindowAddress;
-use crate::rdma::transport::{ConnectionId, GetFailed};
+use crate::rdma::transport::{ConnectionId, GetFailed, Went};
 use crate::session::CloseReason;
 use crate::slots::SessionId;
-use crate::windows::{WindowError, WindowKey, slot_of};
+use crate::windows::{WindowError, WindowKey};
 use crate::wire::{FLAG_GRANT, FLAG_PAYLOAD_CHECKSUM, FLAG_PLACED, Grant, Header, Kind, Pull, WindowAdvert};
-
-/// A place in memory that the peer has opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Remote {
-    /// The window.
-    pub window: WindowKey,
-    /// Bytes from its start.
-    pub offset: u64,
-}
-
-/// Length and checksum of a payload, which its header carries.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct PayloadMeta {
-    /// Bytes.
-    pub len: usize,
-    /// Its CRC32C, if the session has payload checksums.
-    pub checksum: Option<u32>,
-}
-
-/// What a put moves, and where to.
-#[derive(Clone, Copy, Debug)]
-pub struct Put {
-    /// The session with the peer.
-    pub session: SessionId,
-    /// The way that the payload takes if it goes over lanes.
-    pub route: Route,
-    /// Where the payload goes.
-    pub to: Remote,
-    /// The message behind it.
-    pub header: Header,
-    /// 1 to [`PAYLOAD_BYTES_MAX`] bytes.
-    pub payload: PayloadMeta,
-}
-
-/// What a get reads.
-#[derive(Clone, Copy)]
-pub(super) struct Get {
-    pub(super) session: SessionId,
-    pub(super) from: Remote,
-    /// The use of a window for one use that it belongs to.
-    pub(super) once: Option<UseId>,
-    /// Given back with the frame.
-    pub(super) context: u64,
-}
-
-/// One of the ways that puts can take to the peer: see [`Fabric::route`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Route(usize);
-
-/// Why a get brought nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GetError {
-    /// The peer has no such window, or not so much of it: its fault, or ours if we named it wrongly.
-    #[error("the peer refused: {0}")]
-    Refused(WindowError),
-    /// Another number of bytes came than was asked for: the peer's fault.
-    #[error("the peer sent {got} bytes where {wanted} were requested")]
-    Length {
-        /// Bytes asked for.
-        wanted: usize,
-        /// Bytes that came.
-        got: usize,
-    },
-    /// The session ended before they came.
-    #[error("the session ended")]
-    Ended,
-    /// The peer's memory cannot be read: it has taken it away. Or, over RDMA, ours cannot be registered.
-    #[error("the memory cannot be read or filled: {0}")]
-    Io(Errno),
-    /// The device was lost, and may still write to the memory: that is never used again. The session has ended.
-    #[error("the device was lost before it released the memory, which stays reserved for ever")]
-    GivenUp,
-}
-
-/// A get that has ended.
-#[derive(Debug)]
-pub struct EndedGet {
-    /// The frame, which holds the bytes if the get succeeded. `None` only with [`GetError::GivenUp`].
-    pub frame: Option<Frame>,
-    /// What the get was begun with.
-    pub context: u64,
-    /// Whether it went well.
-    pub result: Result<(), GetError>,
-}
-
-impl EndedGet {
-    /// The frame of a get that went well.
-    ///
-    /// # Errors
-    /// Why it did not.
-    pub fn into_frame(self) -> Result<Frame, GetError> {
-        self.result.and(self.frame.ok_or(GetError::GivenUp))
-    }
-}
 
 /// Whether a message is sent because the peer has sent one. (What is pulled is too.)
 fn is_answer(header: &Header) -> bool {
@@ -325,49 +230,6 @@ impl Fabric {
         self.sessions.set_expects_reply(reactor, session, expects_reply);
     }
 
-    /// Heap memory of what waits to be sent.
-    pub fn queued_heap_bytes(&self) -> usize {
-        self.lanes.queued_heap()
-    }
-
-    /// Whether so much waits to be sent to all clients that answers which need memory of their own must wait.
-    pub fn is_full(&self) -> bool {
-        self.lanes.is_full()
-    }
-
-    /// Whether anything can be put to a session's peer yet.
-    pub fn can_put(&self, session: SessionId) -> bool {
-        let has_bulk = self.sessions.get(session).is_some_and(|state| state.lanes.iter().skip(1).any(Option::is_some));
-        has_bulk || self.sessions.rdma_connection(session).is_some()
-    }
-
-    /// The route to a session's peer with the fewest bytes queued.
-    pub fn route(&self, session: SessionId) -> Route {
-        let Some(session) = self.sessions.get(session) else { return Route(1) };
-        let queued =
-            |lane: &Option<LaneId>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
-        Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
-    }
-
-    /// The route that all puts into one window can take: the same each time.
-    pub fn route_to(&self, session: SessionId, window: WindowKey) -> Route {
-        let bulk_lanes = self.sessions.get(session).map_or(1, |session| session.lanes.len().saturating_sub(1).max(1));
-        Route(1 + slot_of(window) % bulk_lanes)
-    }
-
-    /// Bytes of messages that wait to be sent to a session's peer.
-    pub fn control_queued(&self, session: SessionId) -> usize {
-        let lane = self.sessions.control_lane(session);
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.queued_on(lane))
-    }
-
-    /// Heap memory of messages that wait to be sent to a session's peer: payloads of puts in frames do not count, whichever way they
-    /// take.
-    pub(crate) fn control_queued_heap(&self, session: SessionId) -> usize {
-        let lane = self.sessions.control_lane(session);
-        lane.and_then(|slot| self.lanes.get(slot)).map_or(0, |lane| self.lanes.heap_on(lane))
-    }
-
     /// Where a window that a call names lies for the server of `session`, if that can be told.
     fn grant_for(&mut self, session: SessionId, header: &Header) -> Option<Grant> {
         let window = WindowKey(header.window.get());
@@ -551,6 +413,85 @@ impl Fabric {
     fn tell_of_use(&mut self, used_up: Option<UsedUp>) {
         if let Some(UsedUp { session, window }) = used_up {
             self.tell_of_window(session, window, &WindowAdvert::of(WindowAdvert::USED));
+        }
+    }
+
+    /// Sends what a lane has gathered over shared memory, if there is room for it now; false if that is to be done in
+    /// another way.
+    pub(super) fn send_now<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, handler: &mut H) -> bool {
+        let now = self.clock;
+        let Some(lane) = self.lanes.get_mut(slot) else { return true };
+        let Some(bytes) = lane.send_now(reactor, now) else { return false };
+        let (session, went) = (lane.session, lane.went(bytes, now));
+        self.lanes.count_heap(slot);
+        if let Some(session) = session {
+            self.sessions.note_sent(session, went, now);
+            if let Some(state) = self.sessions.get_mut(session) {
+                state.intake.took();
+            }
+            self.resume(reactor, session, handler);
+        }
+        true
+    }
+
+    pub(super) fn sent<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        gather: Gather,
+        result: Result<usize, Errno>,
+        handler: &mut H,
+    ) {
+        let now = self.clock;
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        lane.sent(gather);
+        let session = lane.session;
+        if let Some(session) = session {
+            self.sessions.note_sent(session, lane.went(result.unwrap_or(0), now), now);
+        }
+        if lane.phase == Phase::Closing {
+            return self.forget_lane_if_done(slot);
+        }
+        if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
+            state.intake.took();
+        }
+        match (result, lane.close_when_sent) {
+            // What the lane ends for is not forgotten over a peer that does not want to hear it.
+            (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
+            (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
+            (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
+            (Ok(_), _) => self.lanes.start_send(reactor, slot, now),
+        }
+        self.lanes.count_heap(slot);
+        if let Some(session) = session {
+            self.resume(reactor, session, handler);
+        }
+    }
+
+    /// The peer has some of what was sent.
+    pub(super) fn rdma_sent<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        connection: ConnectionId,
+        went: Option<Went>,
+        handler: &mut H,
+    ) {
+        let is_idle = self.lanes.rdma().is_none_or(|rdma| rdma.transport.is_idle(connection));
+        let Some(lane) = self.lanes.get(slot) else { return };
+        let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
+        if let (Some(session), Some(went)) = (session, went) {
+            self.sessions.note_sent(session, went, reactor.now());
+        }
+        if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
+            state.intake.took();
+        }
+        if let Some(reason) = lane.close_when_sent.filter(|_| is_idle) {
+            return self.lane_failed(reactor, slot, reason);
+        }
+        self.lanes.count_heap(slot);
+        if let Some(session) = session {
+            self.resume(reactor, session, handler);
         }
     }
 }

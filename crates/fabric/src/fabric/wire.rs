@@ -1,8 +1,8 @@
 //! The transport of a session: which end moves the bytes of puts and gets, and the state for that.
 
 use super::grants::{Grants, PeerAddress};
+use super::operations::Remote;
 use super::shm_direct::Shm;
-use super::transfer::Remote;
 use crate::capabilities::{Capabilities, OneSided};
 use crate::rdma::transport::ConnectionId;
 use crate::windows::WindowError;
