@@ -236,7 +236,7 @@ pub fn run_part(part: &str) -> Result<(), FabricBenchError> {
         (Role::Server { frames, ahead, store }, mode) => {
             let sink = Sink::open(store, part.blocks_each).map_err(FabricBenchError::Store)?;
             match mode {
-                Mode::Driven => driven::serve(&part, (frames, ahead), sink),
+                Mode::Driven => driven::serve(&part, frames, ahead, sink),
                 Mode::Naive => naive::serve(&part, frames, sink),
             }
         }

@@ -64,7 +64,7 @@ struct Server {
 }
 
 /// Serves until the parent has seen enough.
-pub(super) fn serve(part: &Part, (frames, ahead): (usize, usize), sink: Sink) -> Result<(), FabricBenchError> {
+pub(super) fn serve(part: &Part, frames: usize, ahead: usize, sink: Sink) -> Result<(), FabricBenchError> {
     let mut reactor = part.reactor(part.clients * 2 * LANE_BYTES + (32 << 20))?;
     let mut fabric = Fabric::new(options());
     fabric.serve(&reactor, std::sync::Arc::new(Registry::new(u64::from(std::process::id()))));

@@ -41,14 +41,25 @@ fn number(bytes: &[u8], at: usize) -> u64 {
     bytes.get(at * 8..).and_then(|bytes| bytes.first_chunk()).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
+/// What a client sends before a block.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Head {
+    client: u64,
+    /// The block's number among the client's.
+    sequence: u64,
+}
+
 /// What a connection of the server receives.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Receiving {
     Head,
     /// The block of which this is the head, into a receive frame.
-    Block(u64, u64),
-    /// The rest of that block, to be thrown away.
-    Waste(u64, usize),
+    Block(Head),
+    /// The rest of the block with that number, to be thrown away.
+    Waste {
+        sequence: u64,
+        left: usize,
+    },
 }
 
 struct Connection {
@@ -58,11 +69,18 @@ struct Connection {
     own: Option<Frame>,
 }
 
+/// A block that has come and is to be worked on.
+struct Arrived {
+    /// The connection.
+    at: usize,
+    head: Head,
+    frame: Frame,
+}
+
 struct Server {
     frames: Vec<Frame>,
     connections: Vec<Connection>,
-    /// Blocks that have come and are to be worked on: the connection, its head and the frame.
-    arrived: VecDeque<(usize, (u64, u64), Frame)>,
+    arrived: VecDeque<Arrived>,
     sink: Sink,
     block_bytes: usize,
     tally: Tally,
@@ -145,14 +163,14 @@ impl Server {
         match connection.receiving {
             Receiving::Head if n < HEAD_BYTES => Ok(()),
             Receiving::Head => {
-                let (client, sequence) = (number(frame.bytes(), 0), number(frame.bytes(), 1));
+                let head = Head { client: number(frame.bytes(), 0), sequence: number(frame.bytes(), 1) };
                 if let Some(target) = self.frames.pop() {
                     connection.own = Some(frame);
-                    connection.receiving = Receiving::Block(client, sequence);
+                    connection.receiving = Receiving::Block(head);
                     let (into, min) = (Scatter::one(target, 0, self.block_bytes), self.block_bytes);
                     reactor.submit(Op::Recv { socket, into, min }, token(RECEIVE, at));
                 } else {
-                    self.waste(reactor, at, frame, (sequence, self.block_bytes));
+                    self.waste(reactor, at, frame, head.sequence, self.block_bytes);
                 }
                 Ok(())
             }
@@ -160,14 +178,14 @@ impl Server {
                 self.frames.push(frame);
                 Ok(())
             }
-            Receiving::Block(client, sequence) => {
-                self.arrived.push_back((at, (client, sequence), frame));
+            Receiving::Block(head) => {
+                self.arrived.push_back(Arrived { at, head, frame });
                 Ok(())
             }
-            Receiving::Waste(sequence, left) => {
+            Receiving::Waste { sequence, left } => {
                 self.tally.wasted_bytes += n as u64;
                 if left > n {
-                    self.waste(reactor, at, frame, (sequence, left - n));
+                    self.waste(reactor, at, frame, sequence, left - n);
                 } else {
                     self.tally.drops += 1;
                     self.answer(reactor, at, frame, sequence, false);
@@ -179,7 +197,9 @@ impl Server {
 
     /// Works on the block that came first.
     fn work(&mut self, reactor: &mut Reactor) -> Result<(), FabricBenchError> {
-        let Some((at, (client, sequence), frame)) = self.arrived.pop_front() else { return Ok(()) };
+        let Some(Arrived { at, head: Head { client, sequence }, frame }) = self.arrived.pop_front() else {
+            return Ok(());
+        };
         let intact = self.sink.take(&frame.bytes()[..self.block_bytes], client, sequence);
         self.frames.push(frame);
         if !intact.map_err(FabricBenchError::Store)? {
@@ -192,9 +212,9 @@ impl Server {
         Ok(())
     }
 
-    fn waste(&mut self, reactor: &mut Reactor, at: usize, own: Frame, (sequence, left): (u64, usize)) {
+    fn waste(&mut self, reactor: &mut Reactor, at: usize, own: Frame, sequence: u64, left: usize) {
         let connection = &mut self.connections[at];
-        connection.receiving = Receiving::Waste(sequence, left);
+        connection.receiving = Receiving::Waste { sequence, left };
         let (socket, len) = (connection.socket, left.min(OWN_BYTES));
         reactor.submit(Op::Recv { socket, into: Scatter::one(own, 0, len), min: len }, token(RECEIVE, at));
     }

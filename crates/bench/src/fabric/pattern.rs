@@ -39,7 +39,7 @@ pub(super) fn stamps(bytes: usize, client: u64, sequence: u64) -> impl Iterator<
 }
 
 /// Whether a block is what that client wrote as number `sequence`, from its block `place`.
-pub(super) fn is_intact(block: &[u8], client: u64, (place, sequence): (u64, u64)) -> bool {
+pub(super) fn is_intact(block: &[u8], client: u64, place: u64, sequence: u64) -> bool {
     let mut word = seed(client, place);
     let mut wrong = 0;
     for (page, bytes) in block.chunks(PAGE_BYTES).enumerate() {
@@ -69,18 +69,18 @@ mod tests {
     fn one_wrong_bit_anywhere_is_found_and_so_is_another_block() {
         let mut block = vec![0; 64 << 10];
         fill(&mut block, 1023, 5);
-        assert!(!is_intact(&block, 1023, (5, 77)), "not stamped");
+        assert!(!is_intact(&block, 1023, 5, 77), "not stamped");
         stamp(&mut block, 1023, 77);
-        assert!(is_intact(&block, 1023, (5, 77)));
-        assert!(!is_intact(&block, 1023, (5, 78)) && !is_intact(&block, 1022, (5, 77)));
-        assert!(!is_intact(&block, 1023, (4, 77)));
+        assert!(is_intact(&block, 1023, 5, 77));
+        assert!(!is_intact(&block, 1023, 5, 78) && !is_intact(&block, 1022, 5, 77));
+        assert!(!is_intact(&block, 1023, 4, 77));
         for at in [0, 7, 8, 4095, 4096, 32_768, 65_535] {
             block[at] ^= 4;
-            assert!(!is_intact(&block, 1023, (5, 77)), "byte {at}");
+            assert!(!is_intact(&block, 1023, 5, 77), "byte {at}");
             block[at] ^= 4;
         }
         block.rotate_left(8);
-        assert!(!is_intact(&block, 1023, (5, 77)), "at another place");
+        assert!(!is_intact(&block, 1023, 5, 77), "at another place");
     }
 
     #[test]
@@ -90,8 +90,8 @@ mod tests {
         stamp(&mut old, 3, 10);
         let mut new = old.clone();
         stamp(&mut new, 3, 12);
-        assert!(is_intact(&new, 3, (0, 12)));
+        assert!(is_intact(&new, 3, 0, 12));
         new[8192..12288].copy_from_slice(&old[8192..12288]);
-        assert!(!is_intact(&new, 3, (0, 12)));
+        assert!(!is_intact(&new, 3, 0, 12));
     }
 }

@@ -40,7 +40,7 @@ impl Sink {
 
     /// Takes a block; false if it is not what its client wrote.
     pub(super) fn take(&self, block: &[u8], client: u64, sequence: u64) -> Result<bool> {
-        if !pattern::is_intact(block, client, (sequence % self.blocks_each, sequence)) {
+        if !pattern::is_intact(block, client, sequence % self.blocks_each, sequence) {
             return Ok(false);
         }
         if let Some(file) = &self.file {

@@ -159,16 +159,11 @@ impl Data<'_> {
         found.ok_or_else(|| Missing(format!("point {x} of series `{series}` in plot `{plot}`")))
     }
 
-    /// The median of the ratios of rounds, for points that are measured one after the other in each: what comes and goes on the machine
-    /// falls on both.
-    pub(super) fn ratio(&self, over: (&str, &str), under: (&str, &str), x: f64) -> Result<f64, Missing> {
-        let rounds = |(plot, series): (&str, &str)| {
-            let found = self.series(plot, series)?.points.iter().find(|point| point.is_at(x));
-            found.map(|point| &point.rounds).ok_or_else(|| Missing(format!("point {x} of `{series}` in `{plot}`")))
-        };
-        let ratios: Vec<f64> =
-            rounds(over)?.iter().zip(rounds(under)?).map(|(over, under)| over / under.max(1e-9)).collect();
-        Ok(median(&ratios))
+    /// What each round gave at a place.
+    pub(super) fn rounds(&self, plot: &str, series: &str, x: f64) -> Result<&[f64], Missing> {
+        let found = self.series(plot, series)?.points.iter().find(|point| point.is_at(x));
+        let found = found.map(|point| &point.rounds[..]);
+        found.ok_or_else(|| Missing(format!("point {x} of `{series}` in `{plot}`")))
     }
 
     /// All points of a series: places and medians.
@@ -176,6 +171,13 @@ impl Data<'_> {
         let points = &self.series(plot, series)?.points;
         Ok(points.iter().map(|point| (point.x, point.median)).collect())
     }
+}
+
+/// The median of the ratios of rounds, for points that are measured one after the other in each: what comes and goes on the machine
+/// falls on both.
+pub(super) fn ratio_by_round(over: &[f64], under: &[f64]) -> f64 {
+    let ratios: Vec<f64> = over.iter().zip(under).map(|(over, under)| over / under.max(1e-9)).collect();
+    median(&ratios)
 }
 
 impl Check {
@@ -325,10 +327,10 @@ mod tests {
         let mut plots = [made::plot("p", &[])];
         plots[0].series = gathered.series();
         let data = Data(&plots);
-        let ratio = data.ratio(("p", "over"), ("p", "under"), 1.0);
-        assert!(ratio.is_ok_and(|ratio| (ratio - 0.9).abs() < 1e-9));
-        assert!(data.ratio(("p", "over"), ("p", "under"), 2.0).is_err());
-        assert!(data.ratio(("p", "over"), ("q", "under"), 1.0).is_err());
+        let ratio = ratio_by_round(data.rounds("p", "over", 1.0).unwrap(), data.rounds("p", "under", 1.0).unwrap());
+        assert!((ratio - 0.9).abs() < 1e-9);
+        assert!(data.rounds("p", "over", 2.0).is_err());
+        assert!(data.rounds("q", "under", 1.0).is_err());
     }
 
     #[test]

@@ -105,12 +105,20 @@ fn open(client: &Client) -> Result<u64, RunError> {
     client.open(ME, found.node, OFlags::RDONLY.bits()).map_err(failed)
 }
 
-/// Reads one after another for a time; gives 10^6 bytes a second, and the median in microseconds.
+/// What reads one after another gave.
+struct Reads {
+    megabytes_per_second: f64,
+    /// Of the time of one.
+    median_us: f64,
+}
+
+/// Reads `bytes` of a file of `file_bytes`, one after another for a time.
 fn measure(
-    (bytes, file_bytes): (u64, u64),
+    bytes: u64,
+    file_bytes: u64,
     time: Duration,
     mut read: impl FnMut(u64, &mut [u8]) -> Result<(), RunError>,
-) -> Result<(f64, f64), RunError> {
+) -> Result<Reads, RunError> {
     let mut buffer = vec![0; bytes as usize];
     let (mut times, began) = (Vec::new(), Instant::now());
     let mut offset = 0;
@@ -120,8 +128,8 @@ fn measure(
         times.push(asked.elapsed().as_secs_f64());
         offset = (offset + bytes) % file_bytes;
     }
-    let rate = times.len() as f64 * bytes as f64 / began.elapsed().as_secs_f64().max(1e-9) / 1e6;
-    Ok((rate, crate::statistics::median(&times) * 1e6))
+    let megabytes_per_second = times.len() as f64 * bytes as f64 / began.elapsed().as_secs_f64().max(1e-9) / 1e6;
+    Ok(Reads { megabytes_per_second, median_us: crate::statistics::median(&times) * 1e6 })
 }
 
 fn run(session: &mut Session) -> Result<Measured, RunError> {
@@ -169,16 +177,19 @@ fn read_by_size(shared: &Shared, sizes: &[u64], time: Duration, gathered: &mut G
     let handle = open(&client)?;
     let mut volume = Load::open(&shared.server, "byway", "volume")?;
     for &bytes in sizes {
-        let lens = (bytes, shared.bytes);
-        let add = |gathered: &mut Gathered, name, (rate, _): (f64, f64)| gathered.add(name, bytes as f64, rate);
-        let by_program = measure(lens, time, |offset, into| {
+        let add = |gathered: &mut Gathered, name, reads: Reads| {
+            gathered.add(name, bytes as f64, reads.megabytes_per_second);
+        };
+        let by_program = measure(bytes, shared.bytes, time, |offset, into| {
             let read = client.read(ME, handle, offset, into);
             read.map(|_| ()).map_err(|error| RunError::Fabric(format!("the shared file: {error}")))
         })?;
         add(gathered, PROGRAM, by_program);
-        add(gathered, DIRECT, measure(lens, time, |offset, into| direct.read_exact_at(into, offset).map_err(failed))?);
+        let by_mount =
+            measure(bytes, shared.bytes, time, |offset, into| direct.read_exact_at(into, offset).map_err(failed))?;
+        add(gathered, DIRECT, by_mount);
         fadvise(&cached, 0, None, Advice::Random).map_err(|error| failed(error.into()))?;
-        let by_cache = measure(lens, time, |offset, into| {
+        let by_cache = measure(bytes, shared.bytes, time, |offset, into| {
             if offset == 0 {
                 fadvise(&cached, 0, None, Advice::DontNeed).map_err(|error| failed(error.into()))?;
             }
@@ -204,12 +215,12 @@ fn dispatched(shared: &Shared, client: &Client, is_dispatched: bool, time: Durat
     let failed = |error: rustix::io::Errno| RunError::Fabric(format!("the shared file: {error}"));
     let handle = open(client)?;
     let read = || {
-        measure((4 * KIB, shared.bytes), time, |offset, into| {
+        measure(4 * KIB, shared.bytes, time, |offset, into| {
             client.read(ME, handle, offset, into).map(|_| ()).map_err(failed)
         })
     };
     if !is_dispatched {
-        return read().map(|(_, median_us)| median_us);
+        return read().map(|reads| reads.median_us);
     }
     let other = connect(&shared.server)?;
     let held = open(&other)?;
@@ -217,7 +228,7 @@ fn dispatched(shared: &Shared, client: &Client, is_dispatched: bool, time: Durat
     other.lock(ME, held, range(1), LockKind::Exclusive, false).map_err(failed)?;
     let median_us = std::thread::scope(|scope| {
         let dispatcher = scope.spawn(|| client.lock(ME, handle, range(2), LockKind::Shared, true));
-        let median_us = read().map(|(_, median_us)| median_us);
+        let median_us = read().map(|reads| reads.median_us);
         // The dispatcher gets its lock, and ends.
         other.close();
         let _ = dispatcher.join();

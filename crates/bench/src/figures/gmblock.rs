@@ -2,7 +2,7 @@
 
 use super::cpu::{self, CpuPoints};
 use super::experiment::{
-    Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
+    Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, ratio_by_round, said,
 };
 use super::load::{Load, Requests};
 use super::process::Server;
@@ -61,13 +61,25 @@ fn series(path: &str, outstanding: usize) -> String {
     format!("{path}, {outstanding} outstanding")
 }
 
-/// A path, the wire to it, and the volume's name.
-pub(super) type Path = (&'static str, &'static str, &'static str);
+/// A path of a block.
+#[derive(Clone, Copy)]
+pub(super) struct Path {
+    name: &'static str,
+    /// The wire to the node.
+    pub(super) scheme: &'static str,
+    pub(super) volume: &'static str,
+}
 
-pub(super) const READ_PATHS: [Path; 3] =
-    [("copy", "byway", "read-copy"), ("direct", "byway", "read-direct"), ("bypass", "byway", "read-bypass")];
-const WRITE_PATHS: [Path; 3] =
-    [("copy", "byway", "write-copy"), ("direct", "byway", "write-direct"), ("bypass", "nbd", "write-bypass")];
+pub(super) const READ_PATHS: [Path; 3] = [
+    Path { name: "copy", scheme: "byway", volume: "read-copy" },
+    Path { name: "direct", scheme: "byway", volume: "read-direct" },
+    Path { name: "bypass", scheme: "byway", volume: "read-bypass" },
+];
+const WRITE_PATHS: [Path; 3] = [
+    Path { name: "copy", scheme: "byway", volume: "write-copy" },
+    Path { name: "direct", scheme: "byway", volume: "write-direct" },
+    Path { name: "bypass", scheme: "nbd", volume: "write-bypass" },
+];
 
 /// A node with a volume for each path.
 pub(super) fn start(session: &Session, staging: Option<&str>, cpu: Option<usize>) -> Result<Server, RunError> {
@@ -91,6 +103,15 @@ pub(super) fn start(session: &Session, staging: Option<&str>, cpu: Option<usize>
     Server::start_changed(changes.as_ref().map_or(&[], |changes| &changes[..]), &arguments, 2, cpu)
 }
 
+/// Requests of all sizes over some paths of a server.
+struct Sweep<'a> {
+    /// Of its plot.
+    name: &'static str,
+    server: &'a Server,
+    paths: &'a [Path],
+    writes: bool,
+}
+
 fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
     let (free, limited) = (start(session, None, None)?, start(session, Some(STAGING), None)?);
     let sizes = session.scale.points(&SIZES, &SIZES_QUICK);
@@ -98,10 +119,10 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
     let staged = &[READ_PATHS[0], READ_PATHS[1]][..];
     let staged_writes = &[WRITE_PATHS[0], WRITE_PATHS[1]][..];
     let sweeps = [
-        (READS, &free, &READ_PATHS[..], false),
-        (LIMITED, &limited, staged, false),
-        (WRITES, &free, &WRITE_PATHS[..], true),
-        (LIMITED_WRITES, &limited, staged_writes, true),
+        Sweep { name: READS, server: &free, paths: &READ_PATHS, writes: false },
+        Sweep { name: LIMITED, server: &limited, paths: staged, writes: false },
+        Sweep { name: WRITES, server: &free, paths: &WRITE_PATHS, writes: true },
+        Sweep { name: LIMITED_WRITES, server: &limited, paths: staged_writes, writes: true },
     ];
     let mut gathered: [Gathered; 4] = Default::default();
     let mut cpu: [CpuPoints; 4] = Default::default();
@@ -112,17 +133,17 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
             session.say(&format!("gmblock-paths, round {round}: {kind}"));
             for path in 0..READ_PATHS.len() {
                 // With and without a limit side by side: what else the machine does falls on both.
-                let pair = [at, at + 1].into_iter().filter_map(|sweep| Some((sweep, sweeps[sweep].2.get(path)?)));
-                let open = |(sweep, (_, scheme, volume)): (usize, &Path)| {
-                    Load::open(sweeps[sweep].1, scheme, volume).map(|load| (sweep, load))
+                let pair = [at, at + 1].into_iter().filter_map(|sweep| Some((sweep, sweeps[sweep].paths.get(path)?)));
+                let open = |(sweep, path): (usize, &Path)| {
+                    Load::open(sweeps[sweep].server, path.scheme, path.volume).map(|load| (sweep, load))
                 };
                 let mut loads = pair.map(open).collect::<Result<Vec<_>, _>>()?;
                 for &bytes in sizes {
                     for outstanding in OUTSTANDING {
                         for (sweep, load) in &mut loads {
-                            let requests = Requests { bytes, outstanding, writes: sweeps[*sweep].3 };
+                            let requests = Requests { bytes, outstanding, writes: sweeps[*sweep].writes };
                             let rate = load.run(requests, session.scale.time)?;
-                            let path = sweeps[*sweep].2[path].0;
+                            let path = sweeps[*sweep].paths[path].name;
                             gathered[*sweep].add(&series(path, outstanding), bytes as f64, rate.megabytes_per_second);
                             if outstanding == 1 {
                                 cpu[*sweep].add(path, bytes as f64, &rate);
@@ -134,15 +155,15 @@ fn run_paths(session: &mut Session) -> Result<Measured, RunError> {
         }
     }
     let request = || Axis { label: "request", unit: "bytes", scale: Scale::Bytes };
-    let plots = sweeps.iter().zip(gathered).map(|((name, ..), gathered)| Plot {
-        name,
-        title: format!("Bandwidth by request size: {name}"),
+    let plots = sweeps.iter().zip(gathered).map(|(sweep, gathered)| Plot {
+        name: sweep.name,
+        title: format!("Bandwidth by request size: {}", sweep.name),
         x: request(),
         y: Axis { label: "bandwidth", unit: "MB/s", scale: Scale::Decades },
         series: gathered.series(),
     });
-    let cpu = sweeps.iter().zip(CPU).zip(cpu).map(|(((sweep, ..), name), points)| {
-        points.plot(name, format!("CPU of one request, 1 outstanding: {sweep}"), request())
+    let cpu = sweeps.iter().zip(CPU).zip(cpu).map(|((sweep, name), points)| {
+        points.plot(name, format!("CPU of one request, 1 outstanding: {}", sweep.name), request())
     });
     let setup = vec![
         "One event loop, TCP over loopback, one connection; client and server share the CPUs.".to_owned(),
@@ -165,8 +186,8 @@ fn judge_paths(data: &Data<'_>) -> Result<Vec<Check>, Missing> {
     let four = ratio(at(READS, "bypass", 4, 256)?, at(READS, "direct", 4, 256)?);
     let cached = ratio(at(READS, "bypass", 4, 256)?, at(READS, "copy", 4, 256)?);
     let limited = |kib: u64| {
-        let name = series("direct", 4);
-        data.ratio((LIMITED, &name), (READS, &name), (kib * KIB) as f64)
+        let rounds = |plot| data.rounds(plot, &series("direct", 4), (kib * KIB) as f64);
+        Ok(ratio_by_round(rounds(LIMITED)?, rounds(READS)?))
     };
     let (enough, scarce) = (limited(256)?, limited(1024)?);
     Ok(vec![

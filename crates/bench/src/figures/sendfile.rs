@@ -3,7 +3,7 @@
 use byway_fabric::registration::measured::{FileSender, MeasureError, SendSizes, Way};
 
 use super::experiment::{
-    Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, said,
+    Axis, Beside, Check, Data, Description, Experiment, Gathered, Measured, Missing, Plot, Scale, ratio_by_round, said,
 };
 use super::session::{RunError, Session};
 
@@ -145,8 +145,9 @@ fn judge(data: &Data<'_>) -> Result<Vec<Check>, Missing> {
     let large = ratio(at("1 pipe", "dynamic", 256)?, at("1 pipe", "dynamic", 1)?);
     let two = ratio(at("2 pipes", "dynamic", 16)?, at("1 pipe", "dynamic", 16)?);
     let six = |pages| Ok(ratio(at("6 pipes", "dynamic", pages)?, at("2 pipes", "dynamic", pages)?));
-    let sendfile = data.ratio(("6 pipes", "sendfile"), ("6 pipes", "dynamic"), 256.0)?;
-    let first = data.ratio(("none", "static"), ("none", "dynamic"), 1.0)?;
+    let sendfile =
+        ratio_by_round(data.rounds("6 pipes", "sendfile", 256.0)?, data.rounds("6 pipes", "dynamic", 256.0)?);
+    let first = ratio_by_round(data.rounds("none", "static", 1.0)?, data.rounds("none", "dynamic", 1.0)?);
     let held = ratio(at(MEMORY, "static", 256)?, at(MEMORY, "sendfile", 256)?);
     Ok(vec![
         Check::at_least("dynamic, 1 pipe: 256 pages over 1", large, 2.0),

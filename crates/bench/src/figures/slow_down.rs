@@ -78,9 +78,11 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
     let mut program = MemoryProgram::start(array_bytes, program_cpu)?;
     let rounds = if session.scale.quick { session.scale.rounds } else { session.scale.rounds.max(9) };
     let on_node = |act: &mut dyn FnMut() -> Result<f64, RunError>| on(Some(node_cpu), || Ok(act()))?;
-    let alone = |&(_, scheme, volume): &Path| {
+    let alone = |path: &Path| {
         on_node(&mut || {
-            Ok(Load::open(&server, scheme, volume)?.run(REQUESTS, session.scale.time * 4)?.megabytes_per_second)
+            Ok(Load::open(&server, path.scheme, path.volume)?
+                .run(REQUESTS, session.scale.time * 4)?
+                .megabytes_per_second)
         })
     };
     // Once, so that its pages are where they stay.
@@ -104,9 +106,9 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
                     if rate.is_some() { (&mut points.same, AT_SAME) } else { (&mut points.free, AT_FREE) };
                 let mut seconds = 0.0;
                 let moved = on_node(&mut || {
-                    let (time, rate) = beside_program((&server, *path), rate, &mut program, passes)?;
-                    seconds = time;
-                    Ok(rate)
+                    let done = beside_program(&server, *path, rate, &mut program, passes)?;
+                    seconds = done.program_s;
+                    Ok(done.megabytes_per_second)
                 })?;
                 gathered.add(TIME, x, seconds / program_alone);
                 gathered.add(BANDWIDTH, x, moved / rate.unwrap_or(still).max(1e-9));
@@ -170,14 +172,22 @@ fn beside_arithmetic(cpu: usize, program: &mut MemoryProgram, passes: u32) -> Re
     program.end()
 }
 
-/// Reads while the program runs, at a rate if one is given; gives its seconds and the rate in 10^6 bytes a second.
+/// What the program and the node did beside one another.
+struct SideBySide {
+    program_s: f64,
+    /// 10^6 bytes a second.
+    megabytes_per_second: f64,
+}
+
+/// Reads while the program runs, at a rate if one is given.
 fn beside_program(
-    (server, (_, scheme, volume)): (&Server, Path),
+    server: &Server,
+    path: Path,
     rate: Option<f64>,
     program: &mut MemoryProgram,
     passes: u32,
-) -> Result<(f64, f64), RunError> {
-    let mut load = Load::open(server, scheme, volume)?;
+) -> Result<SideBySide, RunError> {
+    let mut load = Load::open(server, path.scheme, path.volume)?;
     if let Some(rate) = rate {
         load.set_rate(rate);
     }
@@ -189,7 +199,7 @@ fn beside_program(
         }
         program.is_done()
     })?;
-    Ok((program.end()?, rate.megabytes_per_second))
+    Ok(SideBySide { program_s: program.end()?, megabytes_per_second: rate.megabytes_per_second })
 }
 
 fn judge(data: &Data<'_>) -> Result<Vec<Check>, Missing> {

@@ -12,6 +12,20 @@ const GROUP_OPS: usize = 64;
 /// The name of the operation that waits for the next session; others are named by the session whose next message they wait for.
 const ACCEPT: u64 = 0;
 
+/// An operation that is waited for.
+struct Awaited {
+    /// The session's, or [`ACCEPT`].
+    name: u64,
+    op: Op,
+}
+
+impl Awaited {
+    /// The next session.
+    fn accept(node: &Node) -> Result<Self, ResponderError> {
+        Ok(Self { name: ACCEPT, op: node.start_accept().map_err(failed)? })
+    }
+}
+
 /// Answers the messages of all sessions, waiting for any of its receives and for the next session; `counts` after each.
 pub(super) fn answer_any(node: &Node, mut counts: impl FnMut()) -> Result<(), ResponderError> {
     let mut waiting = BTreeMap::from([(ACCEPT, node.start_accept().map_err(failed)?)]);
@@ -20,7 +34,7 @@ pub(super) fn answer_any(node: &Node, mut counts: impl FnMut()) -> Result<(), Re
         let (place, result) = node.wait_any(&ops, Deadline::NEVER).map_err(failed)?;
         let name = names[place];
         waiting.remove(&name);
-        for (name, op) in taken(node, name, result)? {
+        for Awaited { name, op } in taken(node, name, result)? {
             waiting.insert(name, op);
         }
         counts();
@@ -30,7 +44,7 @@ pub(super) fn answer_any(node: &Node, mut counts: impl FnMut()) -> Result<(), Re
 /// A group of the same operations, for threads to share.
 pub(super) fn group(node: &Node) -> Result<Group, ResponderError> {
     let group = node.group(GROUP_OPS).map_err(failed)?;
-    add(&group, (ACCEPT, node.start_accept().map_err(failed)?))?;
+    add(&group, Awaited::accept(node)?)?;
     Ok(group)
 }
 
@@ -45,12 +59,12 @@ pub(super) fn answer_group(node: &Node, group: &Group, mut counts: impl FnMut())
     }
 }
 
-fn add(group: &Group, (name, op): (u64, Op)) -> Result<(), ResponderError> {
+fn add(group: &Group, Awaited { name, op }: Awaited) -> Result<(), ResponderError> {
     group.add(op, name).map(drop).map_err(|full| failed(full.reason).into())
 }
 
-/// Deals with what an operation brought; gives those that are to be waited for next, each with its name.
-fn taken(node: &Node, name: u64, result: Completed) -> Result<Vec<(u64, Op)>, ResponderError> {
+/// Deals with what an operation brought; gives those that are to be waited for next.
+fn taken(node: &Node, name: u64, result: Completed) -> Result<Vec<Awaited>, ResponderError> {
     let mut next = Vec::new();
     match result {
         Ok(Outcome::Message(message)) => {
@@ -59,7 +73,7 @@ fn taken(node: &Node, name: u64, result: Completed) -> Result<Vec<(u64, Op)>, Re
             next.extend(receive(node, message.session));
         }
         Ok(Outcome::Session(session)) => {
-            next.push((ACCEPT, node.start_accept().map_err(failed)?));
+            next.push(Awaited::accept(node)?);
             next.extend(receive(node, session));
         }
         Err(error) if name == ACCEPT => return Err(failed(error).into()),
@@ -70,6 +84,6 @@ fn taken(node: &Node, name: u64, result: Completed) -> Result<Vec<(u64, Op)>, Re
 }
 
 /// Waits for a session's next message, unless it has ended.
-fn receive(node: &Node, session: Session) -> Option<(u64, Op)> {
-    Some((session.to_u64(), node.start_receive(Some(session)).ok()?))
+fn receive(node: &Node, session: Session) -> Option<Awaited> {
+    Some(Awaited { name: session.to_u64(), op: node.start_receive(Some(session)).ok()? })
 }

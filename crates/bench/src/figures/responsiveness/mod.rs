@@ -152,6 +152,21 @@ struct Busy<'a> {
     computes: bool,
 }
 
+/// Calls to a node over a wire, and what the node counted meanwhile.
+struct Answered {
+    /// In [`WIRES`].
+    wire: usize,
+    /// Whether the node is busy, and how the caller waits: a part of the series' names.
+    node: &'static str,
+    /// The node's way.
+    x: f64,
+    called: Called,
+    before: Counted,
+    after: Counted,
+    /// What its threads compute in a second when nobody calls, if they compute.
+    alone: Option<f64>,
+}
+
 fn calls(session: &Session) -> usize {
     if session.scale.quick { 20 } else { 1000 }
 }
@@ -188,8 +203,7 @@ fn measure(session: &Session, cpus: &[usize], of: Busy<'_>, points: &mut Points)
             };
             let before = responder.counts()?;
             let called = caller.calls(calls(session), waiting)?;
-            let after = responder.counts()?;
-            points.add((at, node, x), &called, (before, after), alone);
+            points.add(&Answered { wire: at, node, x, called, before, after: responder.counts()?, alone });
         }
     }
     Ok(())
@@ -210,14 +224,7 @@ fn computed(before: Counted, after: Counted) -> f64 {
 }
 
 impl Points {
-    /// Takes what calls to a way over a wire gave, and what the node counted meanwhile.
-    fn add(
-        &mut self,
-        (wire, node, x): (usize, &str, f64),
-        called: &Called,
-        (before, after): (Counted, Counted),
-        alone: Option<f64>,
-    ) {
+    fn add(&mut self, &Answered { wire, node, x, ref called, before, after, alone }: &Answered) {
         for (name, part) in PARTS {
             self.latency[wire].add(&series(name, node), x, called.per_mille(part));
         }

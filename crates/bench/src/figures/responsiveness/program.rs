@@ -130,7 +130,7 @@ pub fn run(arguments: &ResponderArguments) -> Result<(), ResponderError> {
     };
     for _ in 0..waits {
         let (rpc, counts, way, group) = (rpc.clone(), Arc::clone(&counts), arguments.way, group.clone());
-        thread("responder-waits", move || wait(&rpc, (way, group.as_deref()), slice, &counts))?;
+        thread("responder-waits", move || wait(&rpc, way, group.as_deref(), slice, &counts))?;
     }
     for (at, &cpu) in arguments.computes_on.iter().enumerate() {
         let is_looking = arguments.way == Way::LookAll || (arguments.way == Way::LookOne && at == 0);
@@ -160,7 +160,8 @@ fn thread(name: &str, act: impl FnOnce() -> Result<(), ResponderError> + Send + 
 
 fn wait(
     rpc: &Rpc,
-    (way, group): (Way, Option<&Group>),
+    way: Way,
+    group: Option<&Group>,
     slice: Option<Duration>,
     counts: &Counts,
 ) -> Result<(), ResponderError> {
