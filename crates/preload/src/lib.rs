@@ -51,7 +51,7 @@ fn start(path: &std::ffi::OsStr) -> Result<(), Box<dyn std::error::Error>> {
     let userfault = Userfault::create()?;
     let scratch = map(MOVES_MAX * PAGE_BYTES)?;
     let stack = map(STACK_BYTES)?;
-    let range = |range: &Range<usize>| (range.start as u64, range.end as u64);
+    let range = |range: &Range<usize>| range.start as u64..range.end as u64;
     let hello = Hello { scratch: range(&scratch), stack: range(&stack), thread: range(&of_first_thread()) };
     say(&socket, &hello.words(), Some(userfault.as_fd()))?;
     let mut words = [0; WORDS_MAX];

@@ -35,8 +35,9 @@ pub fn get() -> i32 {
 
 /// Whether a loop's descriptor has this number.
 pub fn is_raised(number: i32) -> bool {
-    let Some((word, bit, identity)) = place(number) else { return false };
-    word.load(Ordering::Acquire) & bit != 0 && identity_of(number) == Some(identity.load(Ordering::Acquire))
+    let Some(mark) = Mark::of(number) else { return false };
+    mark.word.load(Ordering::Acquire) & mark.bit != 0
+        && identity_of(number) == Some(mark.identity.load(Ordering::Acquire))
 }
 
 /// The numbers for which [`is_raised`] holds, in their order.
@@ -60,9 +61,19 @@ fn marked() -> impl Iterator<Item = i32> {
     })
 }
 
-fn place(number: i32) -> Option<(&'static AtomicU64, u64, &'static AtomicU64)> {
-    let index = usize::try_from(number).ok()?;
-    Some((MARKED.get(index / 64)?, 1 << (index % 64), IDENTITIES.get(index)?))
+/// What is remembered of a number.
+struct Mark {
+    /// Of [`MARKED`].
+    word: &'static AtomicU64,
+    bit: u64,
+    identity: &'static AtomicU64,
+}
+
+impl Mark {
+    fn of(number: i32) -> Option<Self> {
+        let index = usize::try_from(number).ok()?;
+        Some(Self { word: MARKED.get(index / 64)?, bit: 1 << (index % 64), identity: IDENTITIES.get(index)? })
+    }
 }
 
 /// Tells sockets and files in memory apart. All event descriptors and epoll queues have the same one; loops keep theirs for long.
@@ -75,9 +86,9 @@ fn identity_of(number: i32) -> Option<u64> {
 /// A loop has this descriptor from now on.
 fn mark(fd: BorrowedFd<'_>) {
     let number = fd.as_raw_fd();
-    if let (Some((word, bit, identity)), Some(is)) = (place(number), identity_of(number)) {
-        identity.store(is, Ordering::Release);
-        word.fetch_or(bit, Ordering::AcqRel);
+    if let (Some(mark), Some(identity)) = (Mark::of(number), identity_of(number)) {
+        mark.identity.store(identity, Ordering::Release);
+        mark.word.fetch_or(mark.bit, Ordering::AcqRel);
     }
 }
 

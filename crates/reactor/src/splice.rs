@@ -139,9 +139,8 @@ impl SplicedSend {
 
     /// Fills the pipe if a long range stands at `sent` and a pipe is free.
     fn fill(&mut self, os: &mut Os, gather: &Gather, sent: usize) -> Result<bool, Errno> {
-        let Some((Segment::Map { file, offset, .. }, within, left)) = segment_at(gather, sent) else {
-            return Ok(false);
-        };
+        let Some((segment, within)) = segment_at(gather, sent) else { return Ok(false) };
+        let (Segment::Map { file, offset, .. }, left) = (segment, segment.len() - within) else { return Ok(false) };
         if self.pipe.is_none() {
             self.pipe = os.pipes.take();
         }
@@ -180,11 +179,11 @@ impl SplicedSend {
     }
 }
 
-/// The long segment at a position, how far into it that is, and how much of it is left.
-fn segment_at(gather: &Gather, mut position: usize) -> Option<(&Segment, usize, usize)> {
+/// The long segment at a position, and how far into it that is.
+fn segment_at(gather: &Gather, mut position: usize) -> Option<(&Segment, usize)> {
     for segment in &gather.segments {
         if position < segment.len() {
-            return is_long(segment).then(|| (segment, position, segment.len() - position));
+            return is_long(segment).then_some((segment, position));
         }
         position -= segment.len();
     }

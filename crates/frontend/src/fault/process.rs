@@ -70,8 +70,8 @@ impl Process {
         // The kernel's word, which holds for other PID namespaces too.
         let pid = socket_peercred(&socket)?.pid;
         let process = pid.as_raw_nonzero().get().unsigned_abs();
-        let range = |(start, end): (u64, u64)| start as usize..end as usize;
-        let own = [range(hello.scratch), range(hello.stack), range(hello.thread)];
+        let range = |range: &Range<u64>| range.start as usize..range.end as usize;
+        let own = [range(&hello.scratch), range(&hello.stack), range(&hello.thread)];
         if own[0].len() != MOVES_MAX * PAGE_BYTES {
             return Err(Errno::INVAL.into());
         }

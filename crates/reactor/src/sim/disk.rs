@@ -11,6 +11,7 @@ use super::events::Event;
 use super::losses::Losses;
 use super::node::{InFlight, Work};
 use super::rng::Rng;
+use super::submit::OpenSimFile;
 use super::world::{Crash, Inner};
 use crate::byte_range::ByteRange;
 use crate::op::{Allocate, Errno, Extent, File, Op, Outcome, Token};
@@ -355,11 +356,11 @@ impl Inner {
         else {
             return self.refuse(id, op, token, Errno::INVAL);
         };
-        let (sim, options, block) = match self.sim_file(id, file) {
+        let OpenSimFile { sim, options, block_bytes } = match self.sim_file(id, file) {
             Ok(found) => found,
             Err(error) => return self.refuse(id, op, token, error),
         };
-        let aligned = |offset: u64, len: usize| (offset | len as u64).is_multiple_of(u64::from(block));
+        let aligned = |offset: u64, len: usize| (offset | len as u64).is_multiple_of(u64::from(block_bytes));
         let inside = |offset: u64, len: usize| ByteRange::new(offset, len as u64).ends_by(sim.len());
         let wrong = match &op {
             Op::Write { .. } | Op::Allocate { .. } if options.read_only => Some(Errno::BADF),
@@ -578,7 +579,7 @@ impl Inner {
     }
 
     pub(super) fn try_write(&mut self, id: u64, file: File, offset: u64, bytes: &[u8]) -> Result<(), Errno> {
-        let (sim, options, _) = self.sim_file(id, file)?;
+        let OpenSimFile { sim, options, .. } = self.sim_file(id, file)?;
         let fits = ByteRange::new(offset, bytes.len() as u64).ends_by(sim.len());
         if options.read_only {
             return Err(Errno::BADF);
@@ -594,7 +595,7 @@ impl Inner {
     }
 
     pub(super) fn resident(&mut self, id: u64, file: File, offset: u64, len: usize) -> bool {
-        let Ok((sim, options, _)) = self.sim_file(id, file) else { return false };
+        let Ok(OpenSimFile { sim, options, .. }) = self.sim_file(id, file) else { return false };
         options.map && len > 0 && ByteRange::new(offset, len as u64).ends_by(sim.len()) && self.rng.one_in(2)
     }
 }

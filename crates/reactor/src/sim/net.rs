@@ -47,6 +47,14 @@ pub(super) struct Link {
     busy_until: [Instant; 2],
 }
 
+/// The ends of a connect under way.
+struct Connecting {
+    from: SocketAddr,
+    to: SocketAddr,
+    /// The listener shares memory.
+    is_shared: bool,
+}
+
 impl ListenerEntry {
     fn is_at(&self, address: SocketAddr, is_shared: bool) -> bool {
         self.address == Some(address) && self.is_shared == is_shared
@@ -180,16 +188,17 @@ impl Inner {
         self.events.add(at, Event::Syn { node: id, op });
     }
 
-    /// From where and to where a connect goes, and whether to a listener that shares memory.
-    fn connecting(&self, id: u64, op: u64) -> Option<(SocketAddr, SocketAddr, bool)> {
+    fn connecting(&self, id: u64, op: u64) -> Option<Connecting> {
         match &self.nodes.get(&id)?.ops.get(&op)?.work {
-            Work::Connect { to, from: Some(from) } => place_of(to).map(|(to, is_shared)| (*from, to, is_shared)),
+            &Work::Connect { ref to, from: Some(from) } => {
+                place_of(to).map(|(to, is_shared)| Connecting { from, to, is_shared })
+            }
             _ => None,
         }
     }
 
     pub(super) fn syn(&mut self, id: u64, op: u64) {
-        let Some((from, to, is_shared)) = self.connecting(id, op) else { return };
+        let Some(Connecting { from, to, is_shared }) = self.connecting(id, op) else { return };
         if self.net.is_cut(from.ip(), to.ip()) {
             self.events.add(self.now + CONNECT_RETRY, Event::Syn { node: id, op });
             return;
@@ -225,7 +234,7 @@ impl Inner {
     }
 
     pub(super) fn syn_ack(&mut self, id: u64, op: u64, connection: Option<u64>) {
-        let Some((from, to, _)) = self.connecting(id, op) else {
+        let Some(Connecting { from, to, .. }) = self.connecting(id, op) else {
             // The connect was cancelled, or its node died.
             return connection.into_iter().for_each(|connection| self.reset(connection, Errno::CONNRESET));
         };

@@ -10,6 +10,13 @@ use crate::gather::{Gather, Segment};
 use crate::limits::OPS_MAX;
 use crate::op::{Errno, File, Op, Outcome, Token};
 
+/// A simulated file that is open, and how it was opened.
+pub(super) struct OpenSimFile {
+    pub(super) sim: SimFile,
+    pub(super) options: crate::FileOptions,
+    pub(super) block_bytes: u32,
+}
+
 impl Inner {
     pub(super) fn submit(&mut self, id: u64, op: Op, token: Token) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -157,12 +164,14 @@ impl Inner {
         }
     }
 
-    /// The simulated file behind a handle, and the options that it was opened with.
-    pub(super) fn sim_file(&self, id: u64, file: File) -> Result<(SimFile, crate::FileOptions, u32), Errno> {
+    /// The simulated file behind a handle.
+    pub(super) fn sim_file(&self, id: u64, file: File) -> Result<OpenSimFile, Errno> {
         let node = self.nodes.get(&id).filter(|node| !node.dead).ok_or(Errno::BADF)?;
         let open = node.files.get(file.index, file.generation).ok_or(Errno::BADF)?;
         match &open.backing {
-            Backing::Sim(sim) => Ok((sim.clone(), open.options(), open.block_bytes())),
+            Backing::Sim(sim) => {
+                Ok(OpenSimFile { sim: sim.clone(), options: open.options(), block_bytes: open.block_bytes() })
+            }
             Backing::Os(_) => Err(Errno::BADF),
         }
     }

@@ -52,10 +52,10 @@ pub(crate) struct Uring {
     #[expect(clippy::vec_box, reason = "a slot keeps its address when it is used again")]
     spare: Vec<Box<Slot>>,
     /// The pool's mapping, if the kernel took it as a fixed buffer.
-    fixed: Option<(usize, usize)>,
+    fixed: Option<FixedBuffer>,
     wake_armed: bool,
     done: Vec<Done>,
-    reaped: Vec<(u64, i32, u32)>,
+    reaped: Vec<io_uring::cqueue::Entry>,
     /// The error by which the kernel refused submissions for good.
     refused: Option<std::io::Error>,
 }
@@ -109,7 +109,7 @@ impl Uring {
         let iovec = libc::iovec { iov_base: base.cast(), iov_len: len };
         // SAFETY: the pool's mapping outlives the ring: every slot's frame holds it, and the kernel pins its pages.
         let registered = unsafe { uring.ring.submitter().register_buffers(&[iovec]) };
-        uring.fixed = registered.is_ok().then_some((base as usize, len));
+        uring.fixed = registered.is_ok().then_some(FixedBuffer { base: base as usize, len });
         Ok(uring)
     }
 
@@ -143,7 +143,7 @@ impl Uring {
     /// What the ring could be given, in words.
     pub(crate) fn features(&self) -> String {
         match self.fixed {
-            Some((_, len)) => format!("frames registered ({} MiB)", len >> 20),
+            Some(fixed) => format!("frames registered ({} MiB)", fixed.len >> 20),
             None => "frames not registered (raise RLIMIT_MEMLOCK)".to_owned(),
         }
     }
@@ -410,8 +410,9 @@ impl Uring {
 
     fn take_completions(&mut self) {
         let mut reaped = std::mem::take(&mut self.reaped);
-        reaped.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result(), entry.flags())));
-        for (data, result, flags) in reaped.drain(..) {
+        reaped.extend(self.ring.completion());
+        for entry in reaped.drain(..) {
+            let (data, result, flags) = (entry.user_data(), entry.result(), entry.flags());
             if io_uring::cqueue::notif(flags) {
                 self.released(data, result);
                 continue;
@@ -567,9 +568,16 @@ impl Drop for Uring {
 #[cfg(test)]
 mod tests;
 
-/// Where `memory` lies in the registered pool.
-fn within(fixed: Option<(usize, usize)>, memory: RawBuffer) -> bool {
-    fixed.is_some_and(|(base, len)| {
+/// Memory that the kernel has registered.
+#[derive(Clone, Copy)]
+struct FixedBuffer {
+    base: usize,
+    len: usize,
+}
+
+/// Whether `memory` lies in the registered pool.
+fn within(fixed: Option<FixedBuffer>, memory: RawBuffer) -> bool {
+    fixed.is_some_and(|FixedBuffer { base, len }| {
         let at = memory.ptr as usize;
         at >= base && at + memory.len <= base + len
     })

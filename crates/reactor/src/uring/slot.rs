@@ -9,7 +9,7 @@ use io_uring::types::{Fd, FsyncFlags};
 use rustix::io::Errno;
 use rustix::net::AddressFamily;
 
-use super::{call_for, frame_memory, within};
+use super::{FixedBuffer, call_for, frame_memory, within};
 use crate::blocking::RawBuffer;
 use crate::device_memory::apart;
 use crate::frame::Frame;
@@ -186,7 +186,7 @@ impl Slot {
     }
 
     /// The submission for what is left of a file operation, if the ring can do it.
-    pub(super) fn file_entry(&mut self, fd: Fd, device: bool, fixed: Option<(usize, usize)>) -> Option<Entry> {
+    pub(super) fn file_entry(&mut self, fd: Fd, device: bool, fixed: Option<FixedBuffer>) -> Option<Entry> {
         let progress = self.progress;
         let advanced = |memory: RawBuffer| {
             // SAFETY: `progress` is less than the length of the transfer.

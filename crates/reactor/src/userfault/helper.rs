@@ -47,27 +47,28 @@ pub const STATUS_REQUEST: u64 = 0x0001_5453_4659_5742;
 /// The first word of a [`Hello`], with the version of what is said here.
 const MAGIC: u64 = 0x0004_5241_4659_5742;
 
-/// What a program says first, with its userfaultfd.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a program says first, with its userfaultfd: ranges of its addresses.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Scratch pages of the helper.
-    pub scratch: (u64, u64),
+    pub scratch: Range<u64>,
     /// The helper's stack.
-    pub stack: (u64, u64),
+    pub stack: Range<u64>,
     /// What the C library has for the first thread. The kernel writes there when a program is executed, after it has ended the helper.
-    pub thread: (u64, u64),
+    pub thread: Range<u64>,
 }
 
 impl Hello {
     /// As words.
     pub const fn words(&self) -> [u64; 7] {
-        [MAGIC, self.scratch.0, self.scratch.1, self.stack.0, self.stack.1, self.thread.0, self.thread.1]
+        let Self { scratch, stack, thread } = self;
+        [MAGIC, scratch.start, scratch.end, stack.start, stack.end, thread.start, thread.end]
     }
 
     /// From words; `None`: it is none of this version.
     pub fn of(words: &[u64]) -> Option<Self> {
         let &[MAGIC, scratch, scratch_end, stack, stack_end, thread, thread_end] = words else { return None };
-        Some(Self { scratch: (scratch, scratch_end), stack: (stack, stack_end), thread: (thread, thread_end) })
+        Some(Self { scratch: scratch..scratch_end, stack: stack..stack_end, thread: thread..thread_end })
     }
 }
 
@@ -321,8 +322,8 @@ mod tests {
 
     #[test]
     fn a_hello_is_read_as_it_was_written() {
-        let hello = Hello { scratch: (4096, 8192), stack: (12288, 16384), thread: (0, 4096) };
-        assert_eq!(Hello::of(&hello.words()), Some(hello));
+        let hello = Hello { scratch: 4096..8192, stack: 12288..16384, thread: 0..4096 };
+        assert_eq!(Hello::of(&hello.words()), Some(hello.clone()));
         assert_eq!(Hello::of(&hello.words()[..4]), None);
         assert_eq!(Hello::of(&[0; 7]), None);
     }

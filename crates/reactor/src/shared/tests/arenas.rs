@@ -46,18 +46,14 @@ impl Pair {
     }
 
     fn get(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
-        get(&mut self.server.reactor, (self.theirs, 0, offset), into)
+        get(&mut self.server.reactor, self.theirs, 0, offset, into)
     }
 }
 
-fn get(
-    reactor: &mut crate::Reactor,
-    (socket, number, offset): (Socket, u32, u64),
-    into: &mut [u8],
-) -> Result<(), Errno> {
+fn get(reactor: &mut crate::Reactor, socket: Socket, memory: u32, offset: u64, into: &mut [u8]) -> Result<(), Errno> {
     let mut frame = reactor.frames().alloc(into.len().max(1)).unwrap();
     frame.write(0, into);
-    let got = reactor.get(socket, LentPlace { memory: number, offset }, &mut frame, 0..into.len());
+    let got = reactor.get(socket, LentPlace { memory, offset }, &mut frame, 0..into.len());
     frame.read(0, into);
     got
 }
@@ -433,13 +429,13 @@ fn either_end_lends_memory_and_takes_what_the_other_has_lent() {
         assert_eq!(client.reactor.take_memory(*ours, 2), Err(Errno::AGAIN), "no more were lent");
         assert_eq!(server.reactor.take_memory(*theirs, 0), Ok(8192));
         let mut got = [1; 4];
-        assert_eq!(get(&mut server.reactor, (*theirs, 0, 8188), &mut got), Ok(()));
+        assert_eq!(get(&mut server.reactor, *theirs, 0, 8188, &mut got), Ok(()));
         assert_eq!(got, [0; 4]);
         assert_eq!(client.reactor.peer_arena_bytes(*ours), Some(16_384));
         client.reactor.leave_memory(*ours, 0);
-        assert_eq!(get(&mut client.reactor, (*ours, 0, 0), &mut got), Err(Errno::NOTCONN));
+        assert_eq!(get(&mut client.reactor, *ours, 0, 0, &mut got), Err(Errno::NOTCONN));
         assert_eq!(client.reactor.take_memory(*ours, 0), Err(Errno::NOENT));
-        assert_eq!(get(&mut client.reactor, (*ours, 1, 8190), &mut got[..2]), Ok(()));
+        assert_eq!(get(&mut client.reactor, *ours, 1, 8190, &mut got[..2]), Ok(()));
         assert_eq!((got, client.reactor.peer_arena_bytes(*ours)), ([6, 6, 0, 0], Some(8192)));
     }
 }
@@ -472,13 +468,13 @@ fn so_many_memories_are_taken_of_a_stream_and_the_next_when_one_was_left() {
             assert_eq!(taken, if number < most { Ok(4096) } else { Err(Errno::NOBUFS) });
         }
         let mut got = [1; 4];
-        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, most - 1, 0), &mut got), Ok(()), "what was taken stays");
-        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, most, 0), &mut got), Err(Errno::NOTCONN));
+        assert_eq!(get(&mut pair.server.reactor, pair.theirs, most - 1, 0, &mut got), Ok(()), "what was taken stays");
+        assert_eq!(get(&mut pair.server.reactor, pair.theirs, most, 0, &mut got), Err(Errno::NOTCONN));
         pair.server.reactor.leave_memory(pair.theirs, 0);
         assert_eq!(pair.client.reactor.lend_memory(pair.ours, &loan), Ok(most + 1));
         assert_eq!(pair.server.reactor.take_memory(pair.theirs, most + 1), Ok(4096));
         assert_eq!(pair.server.reactor.take_memory(pair.theirs, most), Err(Errno::NOENT), "it was refused");
-        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, most + 1, 0), &mut got), Ok(()));
+        assert_eq!(get(&mut pair.server.reactor, pair.theirs, most + 1, 0, &mut got), Ok(()));
     }
 }
 
@@ -519,7 +515,7 @@ fn a_memory_larger_than_what_may_be_mapped_is_read_everywhere() {
         for round in 0..2 {
             for (value, at) in places.iter().enumerate() {
                 let mut got = [0; 4];
-                assert_eq!(get(&mut pair.server.reactor, (pair.theirs, 1, *at as u64), &mut got), Ok(()));
+                assert_eq!(get(&mut pair.server.reactor, pair.theirs, 1, *at as u64, &mut got), Ok(()));
                 assert_eq!(u32::from_ne_bytes(got), value as u32 + 1, "at {at} in round {round}");
                 assert!(pair.server.reactor.mapped_peer_bytes() <= PEER_MAPPED_BYTES_MAX);
             }
@@ -527,11 +523,11 @@ fn a_memory_larger_than_what_may_be_mapped_is_read_everywhere() {
         let mapped = pair.server.reactor.counters().mapped_loans - before;
         assert!(mapped as usize > 2 * PEER_MAPPED_BYTES_MAX / PEER_PART_BYTES, "{mapped} parts came and went");
         let mut got = [0; 4];
-        let beyond = get(&mut pair.server.reactor, (pair.theirs, 1, BYTES as u64 - 3), &mut got);
+        let beyond = get(&mut pair.server.reactor, pair.theirs, 1, BYTES as u64 - 3, &mut got);
         assert_eq!(beyond, Err(Errno::RANGE));
         // What was used last is mapped still.
         let before = pair.server.reactor.counters().mapped_loans;
-        assert_eq!(get(&mut pair.server.reactor, (pair.theirs, 1, BYTES as u64 - 4), &mut got), Ok(()));
+        assert_eq!(get(&mut pair.server.reactor, pair.theirs, 1, BYTES as u64 - 4, &mut got), Ok(()));
         assert_eq!(pair.server.reactor.counters().mapped_loans, before);
     }
 }

@@ -252,10 +252,17 @@ fn file_operations_agree_with_a_plain_array() {
     }
 }
 
+/// One end of a stream.
+#[derive(Clone, Copy)]
+struct End {
+    node: usize,
+    socket: Socket,
+}
+
 /// One direction of a stream, and how far it is.
 struct Flow {
-    from: (usize, Socket),
-    to: (usize, Socket),
+    from: End,
+    to: End,
     send: Option<Token>,
     receive: Option<Token>,
     expected: VecDeque<u8>,
@@ -271,7 +278,8 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
         let profile = LinkProfile { buffer_bytes: rng.between(1, 40_000) as usize, ..LinkProfile::default() };
         rig.world.link(ip(a), ip(b), profile);
         let (client, server) = rig.connect(a, b);
-        for (from, to) in [((a, client), (b, server)), ((b, server), (a, client))] {
+        let (client, server) = (End { node: a, socket: client }, End { node: b, socket: server });
+        for (from, to) in [(client, server), (server, client)] {
             flows.push(Flow { from, to, send: None, receive: None, expected: VecDeque::new(), is_done: false });
         }
     }
@@ -283,18 +291,18 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
             if flow.send.is_none() && rng.one_in(2) {
                 let bytes = pattern(rng.next(), rng.between(1, 30_000) as usize);
                 flow.expected.extend(&bytes);
-                flow.send = Some(rig.start_send(flow.from.0, flow.from.1, &bytes));
+                flow.send = Some(rig.start_send(flow.from.node, flow.from.socket, &bytes));
             }
             if flow.receive.is_none() {
                 let mut into = Scatter::new();
                 for _ in 0..rng.between(1, 4) {
-                    let frame = rig.loops[flow.to.0].frames().alloc(rng.between(1, 9000) as usize).expect("room");
+                    let frame = rig.loops[flow.to.node].frames().alloc(rng.between(1, 9000) as usize).expect("room");
                     let start = rng.below(frame.len() as u64) as usize;
                     let len = frame.len() - start;
                     into.push(frame, start, len);
                 }
                 let min = rng.between(1, into.len() as u64) as usize;
-                flow.receive = Some(rig.submit(flow.to.0, Op::Recv { socket: flow.to.1, into, min }));
+                flow.receive = Some(rig.submit(flow.to.node, Op::Recv { socket: flow.to.socket, into, min }));
             }
         }
         let at = rig.world.now() + Duration::from_micros(rng.between(1, 2000));
@@ -308,12 +316,12 @@ fn traffic(seed: u64, plan: FaultPlan) -> (u64, usize) {
 
 /// Takes what has ended of a flow, and checks its bytes.
 fn settle_flow(rig: &mut Rig, flow: &mut Flow, seed: u64) -> usize {
-    if let Some(Outcome::Sent { result, .. }) = flow.send.and_then(|send| rig.taken(flow.from.0, send)) {
+    if let Some(Outcome::Sent { result, .. }) = flow.send.and_then(|send| rig.taken(flow.from.node, send)) {
         flow.send = None;
         flow.is_done |= result.is_err();
     }
     let Some(receive) = flow.receive else { return 0 };
-    let Some(Outcome::Received { mut into, result }) = rig.taken(flow.to.0, receive) else { return 0 };
+    let Some(Outcome::Received { mut into, result }) = rig.taken(flow.to.node, receive) else { return 0 };
     flow.receive = None;
     let Ok(n) = result else {
         flow.is_done = true;
