@@ -5,7 +5,7 @@ use byway_fabric::wire::{FLAG_TOKEN, Header, Kind};
 use byway_reactor::Instant;
 use zerocopy::FromZeros;
 
-use super::outgoing::Progress;
+use super::outgoing::{Cancelled, Progress};
 use super::{Ask, Breach, CallId, Calls, CannotSend, Context, Event, call_header, secret, split_token};
 use crate::message::{CancelBody, DataBody, ReplyBody, Status, Token};
 use crate::seeded::{self, Bug};
@@ -64,9 +64,9 @@ impl<C> Calls<C> {
             self.push_cancel(call);
             return context.and_then(Context::own);
         }
-        let (context, released) = self.session(call.session)?.outgoing.cancel(call.call)?;
-        self.given_up(call, released);
-        context.own()
+        let cancelled = self.session(call.session)?.outgoing.cancel(call.call)?;
+        self.given_up(call, cancelled.released);
+        cancelled.context.own()
     }
 
     /// Tells the callee that no one waits for its answer, or if it has replied gives the credit back.
@@ -85,15 +85,15 @@ impl<C> Calls<C> {
 
     /// Cancels a call that this node has delegated, and whose caller is gone.
     pub(super) fn forget(&mut self, at: CallId) {
-        if let Some((_, released)) = self.session(at.session).and_then(|session| session.outgoing.cancel(at.call)) {
-            self.given_up(at, released);
+        if let Some(cancelled) = self.session(at.session).and_then(|session| session.outgoing.cancel(at.call)) {
+            self.given_up(at, cancelled.released);
         }
     }
 
     /// The context of a call that is past its deadline; it is [cancelled](Calls::cancel). To be asked until there is none.
     pub fn overdue(&mut self, now: Instant) -> Option<C> {
         let overdue = |session: &mut super::Session<C>| Some((session.name, session.outgoing.overdue(now)?));
-        let (session, (call, context, released)) = self.sessions.iter_mut().flatten().find_map(overdue)?;
+        let (session, Cancelled { call, context, released }) = self.sessions.iter_mut().flatten().find_map(overdue)?;
         self.given_up(CallId { session, call }, released);
         context.own()
     }

@@ -54,6 +54,15 @@ pub(super) struct Progress<C> {
     pub(super) released: Option<u8>,
 }
 
+/// A call whose caller waits no longer.
+#[derive(Debug)]
+pub(super) struct Cancelled<C> {
+    pub(super) call: u64,
+    pub(super) context: C,
+    /// The credit of that protocol is free: the callee has replied, and a third node's answer was waited for.
+    pub(super) released: Option<u8>,
+}
+
 impl<C> Default for Outgoing<C> {
     fn default() -> Self {
         Self { calls: Slots::default(), deadlines: BinaryHeap::new() }
@@ -182,12 +191,11 @@ impl<C> Outgoing<C> {
         progress
     }
 
-    /// Gives a call's context back, and its credit if the callee has replied and a third node's answer was waited for. Else the
-    /// call stays in flight until the callee has answered: until then its windows may be used, and its credit is not free.
-    pub(super) fn cancel(&mut self, call: u64) -> Option<(C, Option<u8>)> {
+    /// Gives a call's context back, and its credit if it is free. Else the call stays in flight until the callee has answered: until then its windows may be used, and its credit is not free.
+    pub(super) fn cancel(&mut self, call: u64) -> Option<Cancelled<C>> {
         let slot = Slot::from_u64(call);
         let context = self.calls.get_mut(slot)?.context.take()?;
-        Some((context, self.progress(slot).released))
+        Some(Cancelled { call, context, released: self.progress(slot).released })
     }
 
     /// The call with such a context.
@@ -201,15 +209,15 @@ impl<C> Outgoing<C> {
         self.calls.remove(Slot::from_u64(call)).map(|call| (call.protocol, call.context))
     }
 
-    /// A call that is past its deadline, with its context and credit as from [`Outgoing::cancel`].
-    pub(super) fn overdue(&mut self, now: Instant) -> Option<(u64, C, Option<u8>)> {
+    /// Cancels a call that is past its deadline.
+    pub(super) fn overdue(&mut self, now: Instant) -> Option<Cancelled<C>> {
         while let Some(&Reverse((deadline, slot))) = self.deadlines.peek() {
             if deadline > now {
                 return None;
             }
             self.deadlines.pop();
-            if let Some((context, released)) = self.cancel(slot.to_u64()) {
-                return Some((slot.to_u64(), context, released));
+            if let Some(cancelled) = self.cancel(slot.to_u64()) {
+                return Some(cancelled);
             }
         }
         None
