@@ -14,6 +14,17 @@ pub struct Catalog {
     entries: Vec<(Arc<Volume>, VolumeId)>,
 }
 
+/// A volume that a client may use.
+#[derive(Clone, Copy, Debug)]
+pub struct OpenTo<'a> {
+    /// The volume.
+    pub volume: &'a Arc<Volume>,
+    /// Its id on this loop.
+    pub id: VolumeId,
+    /// What the client may do with it.
+    pub right: Right,
+}
+
 /// What [`Catalog::replace`] changed, for the front ends.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Changes {
@@ -64,15 +75,15 @@ impl Catalog {
         self.entries.iter().find(|(volume, _)| volume.name() == name).map(|(volume, id)| (volume, *id))
     }
 
-    /// The volumes that `client` may use, what it may do with each, and their ids on this loop.
-    pub fn open_to<'a>(&'a self, client: &'a Identity) -> impl Iterator<Item = (&'a Arc<Volume>, VolumeId, Right)> {
-        self.entries.iter().filter_map(|(volume, id)| Some((volume, *id, volume.right(client)?)))
+    /// The volumes that `client` may use.
+    pub fn open_to<'a>(&'a self, client: &'a Identity) -> impl Iterator<Item = OpenTo<'a>> {
+        self.entries.iter().filter_map(|(volume, id)| Some(OpenTo { volume, id: *id, right: volume.right(client)? }))
     }
 
     /// The volume of that name, if `client` may use it; the empty name is the only volume that it may use, if it is one.
-    pub fn find_for<'a>(&'a self, client: &'a Identity, name: &str) -> Option<(&'a Arc<Volume>, VolumeId, Right)> {
+    pub fn find_for<'a>(&'a self, client: &'a Identity, name: &str) -> Option<OpenTo<'a>> {
         if !name.is_empty() {
-            return self.open_to(client).find(|(volume, ..)| volume.name() == name);
+            return self.open_to(client).find(|open| open.volume.name() == name);
         }
         let mut open = self.open_to(client);
         open.next().filter(|_| open.next().is_none())

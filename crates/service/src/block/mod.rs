@@ -18,7 +18,7 @@ mod sync_tracker;
 mod volume;
 pub mod wire;
 
-pub use catalog::{Catalog, Changes};
+pub use catalog::{Catalog, Changes, OpenTo};
 pub use changes::{EarlierChanges, Presence};
 pub use engine::{
     Begun, Done, ENGINE_CLASS, Engine, Operation, Outcome, ReadFlags, Slice, Slow, Step, StoreTimes, Tag,

@@ -22,10 +22,19 @@ pub enum Holding {
     Leases,
 }
 
+/// A client that has something of a share that outlives the server process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ClientHolding<C> {
+    /// What it has.
+    pub held: Holding,
+    /// Its name.
+    pub client: C,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct Grace<C> {
-    expected: HashMap<(Holding, C), Instant>,
+    expected: HashMap<ClientHolding<C>, Instant>,
     /// Until when clients may come back of which no list says anything.
     unlisted: HashMap<Holding, Instant>,
 }
@@ -39,7 +48,7 @@ impl<C> Default for Grace<C> {
 impl<C: Clone + Eq + Hash> Grace<C> {
     /// A client may come back until then.
     pub fn expect(&mut self, held: Holding, client: C, until: Instant) {
-        self.expected.insert((held, client), until);
+        self.expected.insert(ClientHolding { held, client }, until);
     }
 
     /// Clients may come back until then, and there is no list of them.
@@ -50,7 +59,7 @@ impl<C: Clone + Eq + Hash> Grace<C> {
 
     /// A client has come back and has asked for all that it had. Gives what it was expected to have.
     pub fn completed(&mut self, client: &C) -> Vec<Holding> {
-        self.expected.extract_if(|(_, other), _| other == client).map(|((held, _), _)| held).collect()
+        self.expected.extract_if(|holding, _| holding.client == *client).map(|(holding, _)| holding.held).collect()
     }
 
     /// Whether what clients held is kept for them.
@@ -59,7 +68,7 @@ impl<C: Clone + Eq + Hash> Grace<C> {
             return false;
         }
         self.unlisted.get(&held).is_some_and(|until| now < *until)
-            || self.expected.iter().any(|((other, _), until)| *other == held && now < *until)
+            || self.expected.iter().any(|(holding, until)| holding.held == held && now < *until)
     }
 
     /// Whether it is over for all.
@@ -68,11 +77,11 @@ impl<C: Clone + Eq + Hash> Grace<C> {
     }
 
     /// Takes the clients that have not come back in time.
-    pub fn missing(&mut self, now: Instant) -> Vec<(Holding, C)> {
+    pub fn missing(&mut self, now: Instant) -> Vec<ClientHolding<C>> {
         let late = self.expected.iter().filter(|(_, until)| **until <= now);
-        let late: Vec<_> = late.map(|(client, _)| client.clone()).collect();
-        for client in &late {
-            self.expected.remove(client);
+        let late: Vec<_> = late.map(|(holding, _)| holding.clone()).collect();
+        for holding in &late {
+            self.expected.remove(holding);
         }
         late
     }
@@ -107,7 +116,8 @@ mod tests {
         let mut grace = Grace::default();
         grace.expect(Holding::Leases, 7, at(15));
         assert!(grace.is_on(Holding::Leases, at(14)) && !grace.is_on(Holding::Leases, at(15)));
-        assert_eq!((grace.missing(at(14)), grace.missing(at(15))), (vec![], vec![(Holding::Leases, 7)]));
+        let late = ClientHolding { held: Holding::Leases, client: 7 };
+        assert_eq!((grace.missing(at(14)), grace.missing(at(15))), (vec![], vec![late]));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use byway_reactor::Errno;
 use rustix::fs::{Access, AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
-use super::grace::Holding;
+use super::grace::{ClientHolding, Holding};
 use super::wire::ClientName;
 use crate::limits::FILE_CLIENTS_LISTED_MAX;
 
@@ -65,7 +65,7 @@ fn file_name(held: Holding, client: &ClientName) -> String {
     name
 }
 
-fn parse(name: &[u8]) -> Option<(Holding, ClientName)> {
+fn parse(name: &[u8]) -> Option<ClientHolding<ClientName>> {
     let name = std::str::from_utf8(name).ok()?;
     let (held, digits) = [Holding::Locks, Holding::Leases]
         .into_iter()
@@ -73,7 +73,7 @@ fn parse(name: &[u8]) -> Option<(Holding, ClientName)> {
     if digits.len() != 32 || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
         return None;
     }
-    Some((held, u128::from_str_radix(digits, 16).ok()?.to_be_bytes()))
+    Some(ClientHolding { held, client: u128::from_str_radix(digits, 16).ok()?.to_be_bytes() })
 }
 
 /// What this process knows of a share's list.
@@ -153,13 +153,13 @@ pub(super) fn unlist(root: BorrowedFd<'_>, held: Holding, client: &ClientName) -
 }
 
 /// The clients of the list. `None`: there are more than [`FILE_CLIENTS_LISTED_MAX`].
-pub(super) fn listed(root: BorrowedFd<'_>) -> Result<Option<Vec<(Holding, ClientName)>>, Errno> {
+pub(super) fn listed(root: BorrowedFd<'_>) -> Result<Option<Vec<ClientHolding<ClientName>>>, Errno> {
     let mut clients = Vec::new();
-    let read = for_each(root, |held, client| {
+    let read = for_each(root, |holding| {
         if clients.len() == FILE_CLIENTS_LISTED_MAX {
             return Ok(ControlFlow::Break(()));
         }
-        clients.push((held, client));
+        clients.push(holding);
         Ok(ControlFlow::Continue(()))
     })?;
     Ok(read.is_continue().then_some(clients))
@@ -168,7 +168,7 @@ pub(super) fn listed(root: BorrowedFd<'_>) -> Result<Option<Vec<(Holding, Client
 /// Goes through the list, however long it is, until `each` breaks off or fails.
 pub(super) fn for_each(
     root: BorrowedFd<'_>,
-    mut each: impl FnMut(Holding, ClientName) -> Result<ControlFlow<()>, Errno>,
+    mut each: impl FnMut(ClientHolding<ClientName>) -> Result<ControlFlow<()>, Errno>,
 ) -> Result<ControlFlow<()>, Errno> {
     let folder = match open_folder(root) {
         Ok(folder) => folder,
@@ -178,8 +178,8 @@ pub(super) fn for_each(
     for entry in Dir::read_from(folder.as_fd())? {
         let entry = entry?;
         let is_file = matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown);
-        if let Some((held, client)) = parse(entry.file_name().to_bytes()).filter(|_| is_file)
-            && each(held, client)?.is_break()
+        if let Some(holding) = parse(entry.file_name().to_bytes()).filter(|_| is_file)
+            && each(holding)?.is_break()
         {
             return Ok(ControlFlow::Break(()));
         }
@@ -212,7 +212,8 @@ mod tests {
         std::fs::write(directory.path().join(FOLDER).join("locks-no number"), "").unwrap();
         let mut all = listed(root).unwrap().unwrap();
         all.sort_unstable();
-        assert_eq!(all, [(Holding::Locks, one), (Holding::Leases, one), (Holding::Leases, two)]);
+        let wanted = [(Holding::Locks, one), (Holding::Leases, one), (Holding::Leases, two)];
+        assert_eq!(all, wanted.map(|(held, client)| ClientHolding { held, client }));
         for _ in 0..2 {
             unlist(root, Holding::Leases, &one).unwrap();
         }
@@ -253,7 +254,11 @@ mod tests {
         assert_eq!(first.put(root, 1, None), Ok(()));
         let of_folder = inode(&folder);
         assert_eq!(first.put(root, 2, Some(of_folder)), Err(Errno::IO));
-        assert_eq!(listed(root), Ok(Some(vec![(Holding::Locks, [1; 16])])), "no entry that is not durable");
+        assert_eq!(
+            listed(root),
+            Ok(Some(vec![ClientHolding { held: Holding::Locks, client: [1; 16] }])),
+            "no entry that is not durable"
+        );
         assert_eq!(*first.synced.borrow(), [of_root, of_root, of_folder, of_folder]);
 
         // It may find what another has made and not synced.
@@ -261,7 +266,11 @@ mod tests {
         assert_eq!(second.put(root, 1, Some(of_folder)), Err(Errno::IO));
         assert_eq!(second.put(root, 1, None), Ok(()));
         assert_eq!(*second.synced.borrow(), [of_root, of_folder, of_folder]);
-        assert_eq!(listed(root), Ok(Some(vec![(Holding::Locks, [1; 16])])), "what was there stays");
+        assert_eq!(
+            listed(root),
+            Ok(Some(vec![ClientHolding { held: Holding::Locks, client: [1; 16] }])),
+            "what was there stays"
+        );
     }
 
     #[test]

@@ -20,7 +20,15 @@ pub struct PeerFeedback {
     pub feedback: Feedback,
     /// The network path of the busiest session, as the kernel sees it.
     pub path: Option<PathState>,
-    busiest: (f64, SessionId),
+    busiest: Busiest,
+}
+
+/// The session of a peer that moves the most bytes.
+#[derive(Clone, Copy, Debug)]
+struct Busiest {
+    session: SessionId,
+    /// Bytes a second, both ways.
+    rate: f64,
 }
 
 impl PeerFeedback {
@@ -32,8 +40,11 @@ impl PeerFeedback {
     /// The sum of two measurements of one machine.
     #[must_use]
     pub fn plus(self, other: Self) -> Self {
-        let busier =
-            if self.busiest.0 >= other.busiest.0 { (self.busiest, self.path) } else { (other.busiest, other.path) };
+        let busier = if self.busiest.rate >= other.busiest.rate {
+            (self.busiest, self.path)
+        } else {
+            (other.busiest, other.path)
+        };
         Self {
             address: self.address,
             sessions: self.sessions + other.sessions,
@@ -58,7 +69,7 @@ impl Host {
         for session in self.fabric.client_sessions() {
             let Some(feedback) = self.fabric.feedback(reactor, session) else { continue };
             let address = self.fabric.peer(session).map(|peer| peer.ip());
-            let busiest = (feedback.send_rate + feedback.receive_rate, session);
+            let busiest = Busiest { session, rate: feedback.send_rate + feedback.receive_rate };
             let one = PeerFeedback { address, sessions: 1, feedback, path: None, busiest };
             let sum = match peers.remove(&address) {
                 Some(sum) => sum.plus(one),
@@ -69,7 +80,7 @@ impl Host {
         let mut peers: Vec<_> = peers.into_values().collect();
         keep_busiest(&mut peers, count);
         for peer in &mut peers {
-            peer.path = self.fabric.path(reactor, peer.busiest.1);
+            peer.path = self.fabric.path(reactor, peer.busiest.session);
         }
         peers
     }

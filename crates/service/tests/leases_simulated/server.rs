@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use byway_reactor::Instant;
-use byway_service::file::grace::{Grace, Holding};
+use byway_service::file::grace::{ClientHolding, Grace, Holding};
 use byway_service::file::leases::{Action, Change, LastHeard, Leases, Since};
 use byway_service::file::locks::FileId;
 use byway_service::limits::FILE_GRACE;
@@ -89,7 +89,7 @@ impl Server {
     }
 
     pub fn time(&mut self, now: Instant, wire: &mut Vec<Message>) {
-        for (_, agent) in self.grace.missing(now) {
+        for ClientHolding { client: agent, .. } in self.grace.missing(now) {
             self.listed.remove(&agent);
         }
         if self.leases.next_time().is_some_and(|at| at <= now) {

@@ -194,7 +194,7 @@ impl Greeting {
                 Step::Closed => self.draining = Some(self.farewell()),
                 Step::Transmission(negotiated) => {
                     match context.catalog.find_for(&self.guest.client, &negotiated.export.name) {
-                        Some((_, volume, _)) => self.chosen = Some((negotiated, volume)),
+                        Some(open) => self.chosen = Some((negotiated, open.id)),
                         None => self.closing = Some(CloseReason::VolumeGone),
                     }
                 }
@@ -219,7 +219,7 @@ impl Greeting {
         // have changed what this client may do.
         let told = if negotiated.rules.flags.has(TransmissionFlags::READ_ONLY) { Right::Read } else { Right::Write };
         let now = context.catalog.find_for(&self.guest.client, &negotiated.export.name);
-        if now.is_none_or(|(_, now, right)| now != volume || right < told) {
+        if now.is_none_or(|open| open.id != volume || open.right < told) {
             self.closing = Some(CloseReason::VolumeGone);
             return None;
         }
@@ -325,11 +325,11 @@ struct CatalogExports<'a>(&'a Catalog, &'a Identity);
 
 impl Exports for CatalogExports<'_> {
     fn list(&self) -> Vec<Export> {
-        self.0.open_to(self.1).map(|(volume, _, right)| export(volume, right)).collect()
+        self.0.open_to(self.1).map(|open| export(open.volume, open.right)).collect()
     }
 
     fn find(&self, name: &str) -> Option<Export> {
-        self.0.find_for(self.1, name).map(|(volume, _, right)| export(volume, right))
+        self.0.find_for(self.1, name).map(|open| export(open.volume, open.right))
     }
 }
 

@@ -112,14 +112,21 @@ enum Purpose {
     OwnFlush,
 }
 
+/// A change in flight, of the bytes from `start` to `end`.
+struct SentChange {
+    start: u64,
+    end: u64,
+    id: OpId,
+}
+
 /// See the module.
 pub(super) struct Machine<R, W> {
     bounds: Bounds,
     operations: Slots<Operation<R, W>, OperationKind>,
     queue: VecDeque<OpId>,
     next_order: u64,
-    /// Changes in flight: first byte, end, which.
-    changing: Vec<(u64, u64, OpId)>,
+    /// Changes in flight.
+    changing: Vec<SentChange>,
     log: VecDeque<Unflushed<W>>,
     next_sequence: u64,
     log_bytes: usize,
@@ -434,7 +441,7 @@ impl<R, W: Clone> Machine<R, W> {
 
     fn overlaps_change(&self, ByteRange { offset, len }: ByteRange) -> bool {
         let end = offset.saturating_add(len);
-        let overlaps = |(start, stop, _): &(u64, u64, OpId)| *start < end && offset < *stop;
+        let overlaps = |change: &SentChange| change.start < end && offset < change.end;
         !seeded::is(Bug::OverlappingWrites) && self.changing.iter().any(overlaps)
     }
 
@@ -480,10 +487,10 @@ impl<R, W: Clone> Machine<R, W> {
         let Some(operation) = self.operations.get_mut(id) else { return id };
         operation.sent = true;
         operation.attempted = true;
-        let range = (operation.offset, operation.offset.saturating_add(operation.len), id);
+        let (start, end) = (operation.offset, operation.offset.saturating_add(operation.len));
         match operation.kind {
             Kind::Flush => self.flushing.push((id, self.next_sequence)),
-            kind if kind.changes() => self.changing.push(range),
+            kind if kind.changes() => self.changing.push(SentChange { start, end, id }),
             _ => {}
         }
         id
@@ -497,7 +504,7 @@ impl<R, W: Clone> Machine<R, W> {
         }
         self.pause.shorten();
         let Some(operation) = self.operations.remove(id) else { return };
-        self.changing.retain(|(_, _, changing)| *changing != id);
+        self.changing.retain(|change| change.id != id);
         match operation.purpose {
             Purpose::User(tag) => {
                 let result = match operation.kind {
@@ -529,7 +536,7 @@ impl<R, W: Clone> Machine<R, W> {
 
     /// The server had no memory for it: it keeps its place in the order.
     fn send_again(&mut self, id: OpId) {
-        self.changing.retain(|(_, _, changing)| *changing != id);
+        self.changing.retain(|change| change.id != id);
         self.flushing.retain(|(flush, _)| *flush != id);
         let Some(operation) = self.operations.get_mut(id) else { return };
         operation.sent = false;

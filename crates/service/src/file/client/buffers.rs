@@ -128,11 +128,11 @@ impl Buffers {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One for a session.
+    /// One for a session, which has that number.
     ///
     /// # Errors
     /// The session has ended, or this machine has no memory, which another session would not change.
-    pub(super) fn take(&self, node: &Node, (session, number): (Session, u64)) -> Result<Buffer, Failure> {
+    pub(super) fn take(&self, node: &Node, session: Session, number: u64) -> Result<Buffer, Failure> {
         {
             let mut idle = self.idle();
             idle.retain(|buffer| buffer.number == number);

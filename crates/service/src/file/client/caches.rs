@@ -61,6 +61,15 @@ pub(super) struct Caches {
     pub(super) ending: Mutex<()>,
 }
 
+/// What a recall brings with it.
+struct Recalled {
+    node: u64,
+    /// What the kernel has to drop.
+    invalid: Option<Invalid>,
+    /// Files to open at the server.
+    unopened: Vec<u64>,
+}
+
 impl Caches {
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -97,15 +106,15 @@ impl Caches {
         }
     }
 
-    /// A lease is recalled: nothing is believed by it any more. Gives the node, what the kernel has to drop, and files to open.
-    fn recalled(&self, lease: Lease) -> Option<(u64, Option<Invalid>, Vec<u64>)> {
+    /// A lease is recalled: nothing is believed by it any more.
+    fn recalled(&self, lease: Lease) -> Option<Recalled> {
         let mut state = self.state();
         let Some(node) = state.names.remove(&lease.node.get()) else {
             state.leases.recalled_unknown();
             return None;
         };
         let invalid = state.leases.recalled(node, now());
-        Some((node, invalid, state.opens.take_unopened(node)))
+        Some(Recalled { node, invalid, unopened: state.opens.take_unopened(node) })
     }
 }
 
@@ -327,7 +336,7 @@ impl Client {
 
     /// A lease is recalled: returns when nothing is used by it any more.
     fn recalled(&self, lease: Lease) {
-        let Some((node, invalid, unopened)) = self.caches.recalled(lease) else { return };
+        let Some(Recalled { node, invalid, unopened }) = self.caches.recalled(lease) else { return };
         if let Some(what) = invalid {
             self.caches.invalidate(node, what, || self.table().remote(node).is_some());
         }

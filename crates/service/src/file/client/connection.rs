@@ -478,7 +478,7 @@ impl ServerConnection {
 
     /// A buffer with a window that is open to the session.
     pub(super) fn buffer(&self, live: Live) -> Result<Buffer, Failure> {
-        self.buffers.take(self.rpc.node(), (live.session, live.number))
+        self.buffers.take(self.rpc.node(), live.session, live.number)
     }
 }
 

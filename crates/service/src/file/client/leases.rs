@@ -113,10 +113,16 @@ struct Pages {
     size: KernelSize,
 }
 
+#[derive(Clone, Copy, Debug)]
+struct HeldLease {
+    /// The session that it counts in.
+    epoch: u64,
+    version: u64,
+}
+
 #[derive(Debug)]
 struct Node<A> {
-    /// The lease and its session.
-    lease: Option<(u64, u64)>,
+    lease: Option<HeldLease>,
     /// When what was known of it was last given up.
     event: u64,
     /// Changes of this client that are under way.
@@ -256,13 +262,13 @@ impl<A: Clone> Leases<A> {
 
     /// Whether any lease is held, which has to be renewed.
     pub fn has_leases(&self) -> bool {
-        self.nodes.values().any(|node| node.lease.is_some_and(|(epoch, _)| epoch == self.epoch))
+        self.nodes.values().any(|node| node.lease.is_some_and(|lease| lease.epoch == self.epoch))
     }
 
     /// A call that reads a node is sent.
     pub fn ask(&self, node: u64) -> Ticket {
-        let version = self.nodes.get(&node).and_then(|node| node.lease).filter(|lease| lease.0 == self.epoch);
-        Ticket { epoch: self.epoch, event: self.events, version: version.map(|lease| lease.1) }
+        let version = self.nodes.get(&node).and_then(|node| node.lease).filter(|lease| lease.epoch == self.epoch);
+        Ticket { epoch: self.epoch, event: self.events, version: version.map(|lease| lease.version) }
     }
 
     /// Takes a lease from an answer, and with it the attributes that the answer has. `granted` is the version, if a lease came with
@@ -281,7 +287,7 @@ impl<A: Clone> Leases<A> {
         if known.changes > 0 && !seeded::is(Bug::LeaseDuringOwnChange) {
             return;
         }
-        let held = known.lease.filter(|lease| lease.0 == epoch).map(|lease| lease.1);
+        let held = known.lease.filter(|lease| lease.epoch == epoch).map(|lease| lease.version);
         let kept =
             granted.or(held.filter(|held| Some(*held) == ticket.version || seeded::is(Bug::AttributesBeforeLease)));
         let Some(version) = kept else { return };
@@ -292,7 +298,7 @@ impl<A: Clone> Leases<A> {
             self.entry_count -= cleared;
         }
         let Some(known) = self.nodes.get_mut(&node) else { return };
-        known.lease = Some((epoch, version));
+        known.lease = Some(HeldLease { epoch, version });
         if valid && attributes.is_some() {
             known.attributes = attributes;
         }
@@ -307,8 +313,8 @@ impl<A: Clone> Leases<A> {
         }
         let epoch = self.epoch;
         let Some(known) = self.nodes.get_mut(&directory).filter(|node| node.changes == 0) else { return };
-        let Some((_, version)) = known.lease.filter(|lease| lease.0 == epoch) else { return };
-        if granted || ticket.version == Some(version) {
+        let Some(lease) = known.lease.filter(|lease| lease.epoch == epoch) else { return };
+        if granted || ticket.version == Some(lease.version) {
             self.entry_count += usize::from(known.entries.insert(name.to_vec(), child).is_none());
         }
     }
@@ -323,7 +329,7 @@ impl<A: Clone> Leases<A> {
 
     /// Whether the node has a lease of this session, which answers may prolong.
     pub fn has_lease(&self, node: u64) -> bool {
-        self.nodes.get(&node).and_then(|node| node.lease).is_some_and(|lease| lease.0 == self.epoch)
+        self.nodes.get(&node).and_then(|node| node.lease).is_some_and(|lease| lease.epoch == self.epoch)
     }
 
     /// Whether a lease on the node holds now.
@@ -333,7 +339,7 @@ impl<A: Clone> Leases<A> {
 
     fn holds(&self, node: &Node<A>, now: Instant) -> bool {
         let busy = node.changes > 0 && !seeded::is(Bug::LeaseDuringOwnChange);
-        node.lease.is_some_and(|lease| lease.0 == self.epoch) && now < self.until && !busy
+        node.lease.is_some_and(|lease| lease.epoch == self.epoch) && now < self.until && !busy
     }
 
     /// The attributes of a node, if they may be believed.
@@ -362,7 +368,7 @@ impl<A: Clone> Leases<A> {
         }
         let epoch = self.epoch;
         let Some(known) = self.nodes.get_mut(&node).filter(|node| node.changes == 0) else { return };
-        let held = known.lease.filter(|lease| lease.0 == epoch).map(|lease| lease.1);
+        let held = known.lease.filter(|lease| lease.epoch == epoch).map(|lease| lease.version);
         if held.is_none() || held != ticket.version {
             return;
         }

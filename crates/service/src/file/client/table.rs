@@ -26,16 +26,21 @@ pub const ROOT: u64 = 1;
 pub(super) struct Identity {
     ino: u64,
     subvolume: u64,
-    born: (i64, u32),
+    born_s: i64,
+    born_ns: u32,
 }
 
 impl Identity {
     /// No file's: there is no inode 0.
-    pub(super) const NONE: Self = Self { ino: 0, subvolume: 0, born: (0, 0) };
+    pub(super) const NONE: Self = Self { ino: 0, subvolume: 0, born_s: 0, born_ns: 0 };
 
     pub(super) fn of(attributes: &Attributes) -> Self {
-        let born = (attributes.born_s.get(), attributes.born_ns.get());
-        Self { ino: attributes.ino.get(), subvolume: attributes.subvolume.get(), born }
+        Self {
+            ino: attributes.ino.get(),
+            subvolume: attributes.subvolume.get(),
+            born_s: attributes.born_s.get(),
+            born_ns: attributes.born_ns.get(),
+        }
     }
 }
 

@@ -27,7 +27,7 @@ use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
 use super::reopening::Reopening;
 use super::replies::SlotUse;
-use super::table::{Client, Handle, Node, Open};
+use super::table::{Client, Handle, NameIn, Node, Open};
 use super::workers::{Work, has_rights_of_server};
 use super::{Call, FileRequest, Shares, Window, tree};
 use crate::host::At;
@@ -244,7 +244,7 @@ impl Shares {
         });
         let request = self.start(at, FileRequest::Worker { call: asked.call, node, window, since });
         if !changed.is_empty() {
-            self.change(at, (request, session), (&changed, &changed), Parked::Work(user, work));
+            self.change(at, request, session, &changed, &changed, Parked::Work(user, work));
         } else if !self.workers.run(request, Some(user), work) {
             self.end(at, request, Err(CallError::Busy));
         }
@@ -366,13 +366,13 @@ impl Shares {
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
             Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                let changer = (client.leases.changer(), given_up(client, asked));
-                on_two(asked, this, directory, changer, client.open_files.clone())?
+                let (by, given_up) = (client.leases.changer(), given_up(client, asked));
+                on_two(asked, this, directory, by, given_up, client.open_files.clone())?
             }
             _ => {
-                let changer = (client.leases.changer(), given_up(client, asked));
+                let (by, given_up) = (client.leases.changer(), given_up(client, asked));
                 let opening = client.opening(&node)?;
-                on_directory(asked, this, changer, opening)?
+                on_directory(asked, this, by, given_up, opening)?
             }
         };
         self.work(at, asked, node, None, work)
@@ -434,7 +434,8 @@ fn on_two(
     asked: &Asked<'_>,
     this: Arc<Node>,
     directory: Arc<Node>,
-    (by, given_up): (Changer, Vec<FileId>),
+    by: Changer,
+    given_up: Vec<FileId>,
     files: OpenFiles,
 ) -> Result<Work, CallError> {
     same_share(&this, &directory)?;
@@ -444,11 +445,12 @@ fn on_two(
         return Ok(Named { by, user, known, given_up, names: Vec::new(), removed: None, act }.work());
     }
     let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
-    let replaced = (Arc::clone(&directory), new_name.clone());
+    let from = NameIn { directory: this, name };
+    let to = NameIn { directory, name: new_name };
     let removes = flags & RenameFlags::EXCHANGE.bits() == 0;
-    let removed = removes.then(|| Removed { files, name: replaced.clone() });
-    let names = vec![(Arc::clone(&this), name.clone()), replaced];
-    let act = Box::new(move || tree::rename((this.fd.as_fd(), &name), (directory.fd.as_fd(), &new_name), flags));
+    let removed = removes.then(|| Removed { files, name: to.clone() });
+    let names = vec![from.clone(), to.clone()];
+    let act = Box::new(move || tree::rename(&from, &to, flags));
     Ok(Named { by, user, known, given_up, names, removed, act }.work())
 }
 
@@ -456,7 +458,8 @@ fn on_two(
 fn on_directory(
     asked: &Asked<'_>,
     this: Arc<Node>,
-    (by, given_up): (Changer, Vec<FileId>),
+    by: Changer,
+    given_up: Vec<FileId>,
     opening: Opening,
 ) -> Result<Work, CallError> {
     let (flags, mode) = (asked.arguments.flags.get(), tree::NewMode::of(&asked.arguments));
@@ -467,9 +470,10 @@ fn on_directory(
         Method::Create => flags & OFlags::TRUNC.bits() != 0,
         _ => false,
     };
-    let names = if changes_it { vec![(Arc::clone(&this), name.clone())] } else { Vec::new() };
-    let removed = (asked.method == Method::Unlink)
-        .then(|| Removed { files: opening.files.clone(), name: (Arc::clone(&this), name.clone()) });
+    let changed = NameIn { directory: Arc::clone(&this), name: name.clone() };
+    let removed =
+        (asked.method == Method::Unlink).then(|| Removed { files: opening.files.clone(), name: changed.clone() });
+    let names = if changes_it { vec![changed] } else { Vec::new() };
     let act: Act = match asked.method {
         Method::Create => Box::new(move || Ok(opening.created(tree::create(this.fd.as_fd(), &name, flags, mode)?))),
         Method::MakeSymlink => {

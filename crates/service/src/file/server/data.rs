@@ -19,18 +19,21 @@ use super::{FileRequest, FileRequestId, Shares, Window};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
 
+/// What a call reads or writes.
+struct Checked {
+    file: File,
+    len: usize,
+    /// It takes `len` bytes; there is one if they are many.
+    window: Option<Window>,
+}
+
 impl Shares {
     pub(super) fn token(&self, request: FileRequestId) -> Token {
         request.token(self.class, 0)
     }
 
-    /// The file of a call, and the number of bytes, which its window must take if they are many.
-    fn transfer(
-        &mut self,
-        at: &At<'_>,
-        asked: &Asked<'_>,
-        reads: bool,
-    ) -> Result<(File, usize, Option<Window>), CallError> {
+    /// Checks a call that reads or writes.
+    fn checked(&mut self, at: &At<'_>, asked: &Asked<'_>, reads: bool) -> Result<Checked, CallError> {
         let handle = self.client(asked.call.session)?.handle(asked.arguments.node.get())?;
         let Open::File { file, .. } = handle.open else { return Err(Errno::ISDIR.into()) };
         if !reads && handle.node.right == byway_fabric::access::Right::Read {
@@ -49,11 +52,11 @@ impl Shares {
         if !ByteRange::new(asked.arguments.offset.get(), len as u64).ends_by(i64::MAX as u64) {
             return Err(Errno::INVAL.into());
         }
-        Ok((file, len, window))
+        Ok(Checked { file, len, window })
     }
 
     pub(super) fn read(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
-        let (file, len, window) = self.transfer(at, asked, true)?;
+        let Checked { file, len, window } = self.checked(at, asked, true)?;
         let call = asked.call;
         if len == 0 {
             self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
@@ -67,7 +70,7 @@ impl Shares {
     }
 
     pub(super) fn write(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
-        let (file, len, window) = self.transfer(at, asked, false)?;
+        let Checked { file, len, window } = self.checked(at, asked, false)?;
         let node = Arc::clone(&self.client(asked.call.session)?.handle(asked.arguments.node.get())?.node);
         let (call, append) = (asked.call, asked.arguments.flags.get() & FLAG_APPEND != 0);
         let at_offset = WriteAt::Offset(asked.arguments.offset.get());
@@ -89,12 +92,7 @@ impl Shares {
         at.sessions.note_held(call.session, len);
         frame.write(0, asked.data);
         let request = self.start(at, FileRequest::Write { call, len });
-        self.change(
-            at,
-            (request, call.session),
-            (&[node.id], &[node.id]),
-            Parked::Write { file, to, from: frame, len },
-        );
+        self.change(at, request, call.session, &[node.id], &[node.id], Parked::Write { file, to, from: frame, len });
         Ok(())
     }
 
@@ -115,7 +113,7 @@ impl Shares {
                 if let Some(request) = self.requests.get_mut(request) {
                     *request = FileRequest::Write { call, len };
                 }
-                self.change(at, (request, call.session), (&[id], &[id]), Parked::Write { file, to, from, len });
+                self.change(at, request, call.session, &[id], &[id], Parked::Write { file, to, from, len });
             }
             Err(error) => {
                 at.sessions.note_released(call.session, len);

@@ -13,10 +13,18 @@ use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResul
 use super::descriptors::Counted;
 use super::leases::Parked;
 use super::open_files::OpenMark;
-use super::outcome::{Found, Listed, Outcome};
+use super::outcome::{Found, Listed, MadeFile, Outcome};
 use super::table::{Handle, Node, Open};
 use super::{FileRequest, FileRequestId, Shares, Window};
 use crate::host::At;
+
+/// A directory whose entries a client gets.
+struct ListedFor<'a> {
+    session: SessionId,
+    directory: &'a Node,
+    /// For leases.
+    since: Option<Since>,
+}
 
 impl Shares {
     /// A worker has ended a call.
@@ -27,7 +35,7 @@ impl Shares {
         }
         if let Some(FileRequest::List { call, entry }) = self.requests.get(request) {
             let (session, entry) = (call.session, *entry);
-            return self.listed(at, request, (session, entry), result.map(drop));
+            return self.listed(at, request, session, entry, result.map(drop));
         }
         let Some(FileRequest::Worker { call, node, window, since }) = self.requests.get(request) else { return };
         let (session, node, window, since) = (call.session, Arc::clone(node), *window, *since);
@@ -38,27 +46,28 @@ impl Shares {
         let answered = match outcome {
             Outcome::Done => Ok((Vec::new(), Vec::new())),
             Outcome::Number(number) => Ok((number.to_le_bytes().to_vec(), Vec::new())),
-            Outcome::Bytes(bytes) => Ok((self.grant_leases(session, (node.id, None), since), bytes)),
+            Outcome::Bytes(bytes) => Ok((self.grant_leases(session, node.id, None, since), bytes)),
             Outcome::Node(found) | Outcome::Root(found, _) => {
-                let ids = (node.id, Some(found.id));
+                let id = found.id;
                 let entry = self.name(session, &node, found);
-                entry.map(|entry| (self.grant_leases(session, ids, since), entry))
+                entry.map(|entry| (self.grant_leases(session, node.id, Some(id), since), entry))
             }
             Outcome::Stands(files, named) => {
                 let own = named.own();
-                return self.change(at, (request, session), (&files, &own), Parked::Named(named));
+                return self.change(at, request, session, &files, &own, Parked::Named(named));
             }
             Outcome::Opened(open, mark, bytes) => {
-                self.open(at, session, node, (open, mark)).map(|handle| (handle, bytes))
+                self.open(at, session, node, open, mark).map(|handle| (handle, bytes))
             }
             Outcome::Directory(fd) => {
                 let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };
                 self.handle(session, open, node, None).map(|handle| (handle, Vec::new()))
             }
-            Outcome::Created(open, found, mark) => self.created(at, session, &node, (open, mark), found),
+            Outcome::Created(made, mark) => self.created(at, session, &node, made, mark),
             Outcome::Kept(files) => self.came_back(session, &node, files),
             Outcome::Listing(entries) => {
-                return self.answer_listing(at, request, (session, &node), (window, since), entries);
+                let to = ListedFor { session, directory: &node, since };
+                return self.answer_listing(at, request, &to, window, entries);
             }
         };
         match answered {
@@ -79,7 +88,8 @@ impl Shares {
         at: &mut At<'_>,
         session: SessionId,
         node: Arc<Node>,
-        (open, mark): (byway_reactor::OpenFile, OpenMark),
+        open: byway_reactor::OpenFile,
+        mark: OpenMark,
     ) -> Result<Vec<u8>, CallError> {
         let open = Arc::new(open);
         let file = at.reactor.add_file(Arc::clone(&open));
@@ -107,14 +117,14 @@ impl Shares {
         at: &mut At<'_>,
         session: SessionId,
         directory: &Node,
-        open: (byway_reactor::OpenFile, OpenMark),
-        found: Found,
+        MadeFile { open, found }: MadeFile,
+        mark: OpenMark,
     ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
         let attributes = found.attributes;
         let client = self.client(session)?;
         let name = client.hold(found, &directory.share, directory.right)?;
         let node = client.node(name)?;
-        match self.open(at, session, node, open) {
+        match self.open(at, session, node, open, mark) {
             Ok(handle) => {
                 let entry = Entry { node: U64::new(name), attributes };
                 Ok((handle, entry.as_bytes().to_vec()))
@@ -142,11 +152,13 @@ impl Shares {
             }
             listed.push(file);
         }
-        Ok((Vec::new(), self.listing(session, root, None, listed)))
+        let to = ListedFor { session, directory: root, since: None };
+        Ok((Vec::new(), self.listing(&to, listed)))
     }
 
     /// Entries as they travel. One whose node cannot be named is listed by its name alone.
-    fn listing(&mut self, session: SessionId, directory: &Node, since: Option<Since>, entries: Vec<Listed>) -> Vec<u8> {
+    fn listing(&mut self, to: &ListedFor<'_>, entries: Vec<Listed>) -> Vec<u8> {
+        let &ListedFor { session, directory, since } = to;
         let mut bytes = Vec::new();
         for listed in entries {
             let mut head = DirectoryEntry::new_zeroed();
@@ -174,19 +186,19 @@ impl Shares {
         &mut self,
         at: &mut At<'_>,
         request: FileRequestId,
-        (session, directory): (SessionId, &Node),
-        (window, since): (Option<Window>, Option<Since>),
+        to: &ListedFor<'_>,
+        window: Option<Window>,
         entries: Vec<Listed>,
     ) {
         let len = entries.iter().map(|entry| size_of::<DirectoryEntry>() + entry.name.len()).sum();
         if len <= SMALL_BYTES_MAX {
-            let listing = self.listing(session, directory, since, entries);
+            let listing = self.listing(to, entries);
             return self.end(at, request, Ok((&[], &listing)));
         }
         // The frame first: nodes of an answer that is not given would never be forgotten.
         match (window, at.reactor.frames().alloc(len)) {
             (Some(window), Some(mut frame)) => {
-                frame.write(0, &self.listing(session, directory, since, entries));
+                frame.write(0, &self.listing(to, entries));
                 self.put(at, request, window, frame, len);
             }
             _ => self.end(at, request, Err(CallError::Busy)),

@@ -3,7 +3,6 @@
 //!
 //! One table serves all loops and shares of the process, because shares may overlap, and a reload replaces them.
 
-use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -24,7 +23,7 @@ use super::calls::Asked;
 use super::descriptors::are_scarce;
 use super::open_files::Removed;
 use super::outcome::Outcome;
-use super::table::Node;
+use super::table::{NameIn, Node};
 use super::workers::Work;
 use super::{FileRequest, FileRequestId, Mailbox, Shares, tree};
 use crate::host::At;
@@ -164,7 +163,7 @@ pub(super) struct Named {
     /// Files that it believes the names to lead to: it has dropped what it had cached of them, too.
     pub(super) given_up: Vec<FileId>,
     /// Names whose files change too.
-    pub(super) names: Vec<(Arc<Node>, CString)>,
+    pub(super) names: Vec<NameIn>,
     /// One of them that is removed.
     pub(super) removed: Option<Removed>,
     pub(super) act: Act,
@@ -228,7 +227,7 @@ impl Named {
     }
 
     fn files(&self) -> Vec<FileId> {
-        let of = |(directory, name): &(Arc<Node>, CString)| tree::identity(directory.fd.as_fd(), name).ok();
+        let of = |NameIn { directory, name }: &NameIn| tree::identity(directory.fd.as_fd(), name).ok();
         self.known.iter().copied().chain(self.names.iter().filter_map(of)).collect()
     }
 }
@@ -271,7 +270,8 @@ impl Shares {
     pub(super) fn grant_leases(
         &mut self,
         session: SessionId,
-        (node, found): (FileId, Option<FileId>),
+        node: FileId,
+        found: Option<FileId>,
         since: Option<Since>,
     ) -> Vec<u8> {
         if since.is_none() {
@@ -293,8 +293,10 @@ impl Shares {
     pub(super) fn change(
         &mut self,
         at: &mut At<'_>,
-        (request, session): (FileRequestId, SessionId),
-        (files, own): (&[FileId], &[FileId]),
+        request: FileRequestId,
+        session: SessionId,
+        files: &[FileId],
+        own: &[FileId],
         parked: Parked,
     ) {
         let key = self.client(session).map(|client| client.leases.key);

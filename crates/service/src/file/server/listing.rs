@@ -8,7 +8,7 @@ use byway_fabric::SessionId;
 use byway_reactor::Instant;
 use rustix::io::Errno;
 
-use super::super::grace::Holding;
+use super::super::grace::{ClientHolding, Holding};
 use super::super::share::Share;
 use super::super::state;
 use super::super::wire::{CallError, ClientName};
@@ -23,7 +23,7 @@ impl Shares {
     pub(super) fn is_listed(&mut self, at: &mut At<'_>, call: Call, held: Holding) -> Result<bool, CallError> {
         let client = self.client(call.session)?;
         // One that has said that it goes gets nothing new.
-        let entry = (held, client.known_as.as_ref().ok_or(CallError::Stale)?.0);
+        let entry = ClientHolding { held, client: client.known_as.as_ref().ok_or(CallError::Stale)?.0 };
         if client.listed.contains(&entry) {
             return Ok(true);
         }
@@ -34,7 +34,7 @@ impl Shares {
         let recovery = Arc::clone(&self.recovery);
         let list = move || {
             let _turn = recovery.lists();
-            shares.iter().try_for_each(|share| share.list().put(share.root().as_fd(), held, &entry.1))?;
+            shares.iter().try_for_each(|share| share.list().put(share.root().as_fd(), held, &entry.client))?;
             Ok(Outcome::Done)
         };
         if !self.workers.run(request, Some(server_itself()), Box::new(list)) {
@@ -48,7 +48,8 @@ impl Shares {
         &mut self,
         at: &mut At<'_>,
         request: FileRequestId,
-        (session, entry): (SessionId, (Holding, ClientName)),
+        session: SessionId,
+        entry: ClientHolding<ClientName>,
         result: Result<(), Errno>,
     ) {
         let answer = match (result, self.client(session)) {
@@ -77,7 +78,9 @@ impl Shares {
         let Some((name, _)) = client.known_as.as_ref() else { return Ok(()) };
         // These entries are removed when it goes, also if it gets no lock or lease any more. They do not count as listed: before a new
         // lock or lease, this process looks for the file itself.
-        client.to_unlist.extend(recovery.completed(name, now).into_iter().map(|held| (held, *name)));
+        client
+            .to_unlist
+            .extend(recovery.completed(name, now).into_iter().map(|held| ClientHolding { held, client: *name }));
         let (name, shares) = (*name, client.shares.clone());
         if has_all {
             client.unclaimed.clear();
@@ -114,7 +117,7 @@ impl Shares {
     }
 
     /// Takes clients off the lists of shares.
-    pub(super) fn unlist(&mut self, shares: &[Arc<Share>], clients: Vec<(Holding, ClientName)>) {
+    pub(super) fn unlist(&mut self, shares: &[Arc<Share>], clients: Vec<ClientHolding<ClientName>>) {
         let shares: Vec<_> = shares.iter().filter(|share| share.can_list()).map(Arc::clone).collect();
         if clients.is_empty() || shares.is_empty() {
             return;
@@ -122,7 +125,7 @@ impl Shares {
         let recovery = Arc::clone(&self.recovery);
         self.workers.run_later(move || {
             let _turn = recovery.lists();
-            for (held, client) in clients.iter().filter(|(_, client)| !recovery.knows(client)) {
+            for ClientHolding { held, client } in clients.iter().filter(|holding| !recovery.knows(&holding.client)) {
                 for share in &shares {
                     if let Err(error) = state::unlist(share.root().as_fd(), *held, client) {
                         tracing::warn!(share = share.name(), %error, "a client that has gone stays on the list of a share");
@@ -136,7 +139,7 @@ impl Shares {
 /// Removes all entries of clients that the server does not know from a list that was too long to be read. Gives how many.
 fn prune(share: &Share, recovery: &Recovery) -> Result<usize, Errno> {
     let (root, mut count) = (share.root().as_fd(), 0);
-    state::for_each(root, |held, client| {
+    state::for_each(root, |ClientHolding { held, client }| {
         // For each alone: a client that takes its first lock does not wait for all of them.
         let _turn = recovery.lists();
         if !recovery.knows(&client) {

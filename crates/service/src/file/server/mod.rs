@@ -49,7 +49,7 @@ use self::silence::Silence;
 use self::table::{Client, Node};
 use self::waiting::Transfer;
 use self::workers::Workers;
-use super::grace::Holding;
+use super::grace::ClientHolding;
 use super::leases::{Change, Since};
 use super::share::Share;
 use super::wire::{CallError, ClientName, PROTOCOL, VERSIONS};
@@ -103,7 +103,7 @@ enum FileRequest {
     /// A worker looks up a share's root, for a client that attaches.
     Attach { call: Call, attaching: Attaching },
     /// A worker puts a client on the lists of its shares, before it gets what the call asks for.
-    List { call: Call, entry: (Holding, ClientName) },
+    List { call: Call, entry: ClientHolding<ClientName> },
     /// A worker thread runs it.
     Worker { call: Call, node: Arc<Node>, window: Option<Window>, since: Option<Since> },
     /// Bytes are read from a file.

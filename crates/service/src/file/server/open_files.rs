@@ -6,7 +6,6 @@
 //! One table serves all loops and shares of the process.
 
 use std::collections::HashMap;
-use std::ffi::CString;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,8 +17,8 @@ use super::super::locks::FileId;
 use super::super::share::Share;
 use super::super::state::kept;
 use super::super::wire::{Attributes, ClientName};
-use super::outcome::{Found, Outcome};
-use super::table::Node;
+use super::outcome::{Found, MadeFile, Outcome};
+use super::table::NameIn;
 use super::tree;
 use super::workers::as_server;
 
@@ -28,6 +27,19 @@ static TURNS: [Mutex<()>; 64] = [const { Mutex::new(()) }; 64];
 
 fn turn(ino: u64) -> MutexGuard<'static, ()> {
     TURNS[ino as usize % TURNS.len()].lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A client of a share.
+#[derive(Clone, Debug)]
+pub(super) struct ShareClient {
+    pub(super) client: ClientName,
+    pub(super) share: Arc<Share>,
+}
+
+impl ShareClient {
+    fn is(&self, client: &ClientName, share: &Arc<Share>) -> bool {
+        self.client == *client && Arc::ptr_eq(&self.share, share)
+    }
 }
 
 /// A client that has a file open.
@@ -59,7 +71,7 @@ struct Table {
     files: HashMap<FileId, Vec<Opener>>,
     unneeded: Vec<Unneeded>,
     /// Links that there are, also those that nobody needs. They change in the file's turn.
-    links: HashMap<FileId, Vec<(ClientName, Arc<Share>)>>,
+    links: HashMap<FileId, Vec<ShareClient>>,
 }
 
 /// Where the changes of links were when a worker began to look at files.
@@ -95,15 +107,15 @@ impl OpenFiles {
             openers.push(Opener { client: of.client, share: Arc::clone(&of.share), marks: 1, is_kept });
         }
         if is_kept {
-            self.note_link(&mut table, id, (of.client, Arc::clone(&of.share)));
+            self.note_link(&mut table, id, ShareClient { client: of.client, share: Arc::clone(&of.share) });
         }
         OpenMark { id, of: of.clone() }
     }
 
-    fn note_link(&self, table: &mut Table, id: FileId, (client, share): (ClientName, Arc<Share>)) {
+    fn note_link(&self, table: &mut Table, id: FileId, of: ShareClient) {
         let links = table.links.entry(id).or_default();
-        if !links.iter().any(|(other, of)| *other == client && Arc::ptr_eq(of, &share)) {
-            links.push((client, share));
+        if !links.iter().any(|other| other.is(&of.client, &of.share)) {
+            links.push(of);
             self.0.link_changes.fetch_add(1, Ordering::SeqCst);
             self.0.links.fetch_add(1, Ordering::SeqCst);
         }
@@ -112,7 +124,7 @@ impl OpenFiles {
     fn note_unlinked(&self, Unneeded { id, client, share }: &Unneeded) {
         let mut table = self.table();
         let Some(links) = table.links.get_mut(id) else { return };
-        let Some(at) = links.iter().position(|(other, of)| other == client && Arc::ptr_eq(of, share)) else { return };
+        let Some(at) = links.iter().position(|of| of.is(client, share)) else { return };
         links.swap_remove(at);
         if links.is_empty() {
             table.links.remove(id);
@@ -158,7 +170,7 @@ impl OpenFiles {
             found.attributes = self.seen(look, found.id, found.attributes, || tree::attributes(&found.fd));
         };
         match &mut outcome {
-            Outcome::Node(found) | Outcome::Created(_, found, _) => see(found),
+            Outcome::Node(found) | Outcome::Created(MadeFile { found, .. }, _) => see(found),
             Outcome::Listing(entries) => entries.iter_mut().filter_map(|entry| entry.found.as_mut()).for_each(see),
             Outcome::Kept(files) => files.iter_mut().filter_map(|(file, _)| file.found.as_mut()).for_each(see),
             _ => {}
@@ -171,24 +183,20 @@ impl OpenFiles {
     }
 
     /// Clients that have a file open and no link to it.
-    fn openers_without_link(&self, id: FileId) -> Vec<(ClientName, Arc<Share>)> {
+    fn openers_without_link(&self, id: FileId) -> Vec<ShareClient> {
         let table = self.table();
         let openers = table.files.get(&id).into_iter().flatten().filter(|opener| !opener.is_kept);
-        openers.map(|opener| (opener.client, Arc::clone(&opener.share))).collect()
+        openers.map(|opener| ShareClient { client: opener.client, share: Arc::clone(&opener.share) }).collect()
     }
 
     /// Makes links to a file for clients that have it open; gives those that have one now. The caller has the file's turn.
     ///
     /// # Errors
     /// The thread has not got the rights of the call's user back: the call must end.
-    fn keep(
-        &self,
-        file: &Found,
-        mut clients: Vec<(ClientName, Arc<Share>)>,
-    ) -> Result<Vec<(ClientName, Arc<Share>)>, Errno> {
+    fn keep(&self, file: &Found, mut clients: Vec<ShareClient>) -> Result<Vec<ShareClient>, Errno> {
         // The log says at the start of which shares nothing can be kept.
-        clients.retain(|(_, share)| share.can_list());
-        let link = |(client, share): &(ClientName, Arc<Share>)| {
+        clients.retain(|of| of.share.can_list());
+        let link = |ShareClient { client, share }: &ShareClient| {
             let linked = share.list().keep(share.root().as_fd(), file.fd.as_fd(), client, file.id.ino);
             linked.map_err(|error| share.note_unkept(error)).is_ok()
         };
@@ -206,10 +214,10 @@ impl OpenFiles {
     }
 
     /// Clients have links to a file, or need them no more.
-    fn set_kept(&self, id: FileId, clients: &[(ClientName, Arc<Share>)], is_kept: bool) {
+    fn set_kept(&self, id: FileId, clients: &[ShareClient], is_kept: bool) {
         let mut table = self.table();
         let Table { files, unneeded, .. } = &mut *table;
-        for (client, share) in clients {
+        for ShareClient { client, share } in clients {
             let mut openers = files.get_mut(&id).into_iter().flatten();
             match openers.find(|opener| opener.is_of(client, share)) {
                 Some(opener) if is_kept => opener.is_kept = true,
@@ -275,20 +283,21 @@ impl Opening {
     }
 
     /// A file was made and opened. It has its name as long as the caller holds the turn of its directory.
-    pub(super) fn created(&self, (open, found): (OpenFile, Found)) -> Outcome {
-        let mark = self.files.mark(found.id, self, false);
-        Outcome::Created(open, found, mark)
+    pub(super) fn created(&self, made: MadeFile) -> Outcome {
+        let mark = self.files.mark(made.found.id, self, false);
+        Outcome::Created(made, mark)
     }
 
     /// A file without a name was made and opened.
     ///
     /// # Errors
     /// The thread has not got the rights of the call's user back: the call must end.
-    pub(super) fn created_unnamed(&self, (open, found): (OpenFile, Found)) -> Result<Outcome, Errno> {
-        let _turn = turn(found.id.ino);
-        let mark = self.files.mark(found.id, self, false);
-        self.files.keep(&found, vec![(self.client, Arc::clone(&self.share))])?;
-        Ok(Outcome::Created(open, found, mark))
+    pub(super) fn created_unnamed(&self, made: MadeFile) -> Result<Outcome, Errno> {
+        let id = made.found.id;
+        let _turn = turn(id.ino);
+        let mark = self.files.mark(id, self, false);
+        self.files.keep(&made.found, vec![ShareClient { client: self.client, share: Arc::clone(&self.share) }])?;
+        Ok(Outcome::Created(made, mark))
     }
 
     /// The client comes back to a file that the process before has kept for it.
@@ -334,7 +343,7 @@ impl Drop for OpenMark {
 /// A name that a call removes.
 pub(super) struct Removed {
     pub(super) files: OpenFiles,
-    pub(super) name: (Arc<Node>, CString),
+    pub(super) name: NameIn,
 }
 
 impl Removed {
@@ -344,7 +353,7 @@ impl Removed {
     /// # Errors
     /// The thread has not got the rights of the call's user back: the call must end.
     pub(super) fn keep(&self, ids: &[FileId]) -> Result<Option<Keeping<'_>>, Errno> {
-        let (directory, name) = &self.name;
+        let NameIn { directory, name } = &self.name;
         // The turn first: a file that is opened from now on waits until its name is gone.
         let Ok(id) = tree::identity(directory.fd.as_fd(), name) else { return Ok(None) };
         let turn = turn(id.ino);
@@ -370,7 +379,7 @@ pub(super) struct Keeping<'a> {
     files: &'a OpenFiles,
     id: FileId,
     /// Whose links are new.
-    new: Vec<(ClientName, Arc<Share>)>,
+    new: Vec<ShareClient>,
     _turn: MutexGuard<'static, ()>,
 }
 

@@ -61,6 +61,12 @@ impl SyncPoint {
     }
 }
 
+/// A file that was made and opened.
+pub(super) struct MadeFile {
+    pub(super) open: OpenFile,
+    pub(super) found: Found,
+}
+
 /// What came of a call.
 pub(super) enum Outcome {
     /// It is done.
@@ -78,7 +84,7 @@ pub(super) enum Outcome {
     /// An open directory.
     Directory(OwnedFd),
     /// A new file, open.
-    Created(OpenFile, Found, OpenMark),
+    Created(MadeFile, OpenMark),
     /// Entries.
     Listing(Vec<Listed>),
     /// Removed files that were kept for the client.

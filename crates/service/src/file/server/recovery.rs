@@ -22,7 +22,7 @@ use byway_fabric::SessionId;
 use byway_fabric::access::Identity;
 use byway_reactor::Instant;
 
-use super::super::grace::{Grace, Holding};
+use super::super::grace::{ClientHolding, Grace, Holding};
 use super::super::share::Share;
 use super::super::state;
 use super::super::wire::ClientName;
@@ -135,7 +135,9 @@ impl Recovery {
             if let Ok(Some(clients)) = list {
                 // A reload finds those of this process on the list.
                 let here: HashSet<_> = self.known().clients.keys().map(|(name, _)| *name).collect();
-                for (held, client) in clients.into_iter().filter(|(_, client)| !here.contains(client)) {
+                for ClientHolding { held, client } in
+                    clients.into_iter().filter(|holding| !here.contains(&holding.client))
+                {
                     expecting.grace.expect(held, client, until);
                 }
             } else {
@@ -199,7 +201,7 @@ impl Recovery {
     }
 
     /// The grace time may have passed: gives the clients that have not come back, and the shares whose lists they are on.
-    pub(super) fn missing(&self, now: Instant) -> (Vec<(Holding, ClientName)>, Vec<Arc<Share>>) {
+    pub(super) fn missing(&self, now: Instant) -> (Vec<ClientHolding<ClientName>>, Vec<Arc<Share>>) {
         let mut expecting = self.expecting();
         let missing = expecting.grace.missing(now);
         self.grace_is_over.store(expecting.grace.is_over(now), Ordering::Release);

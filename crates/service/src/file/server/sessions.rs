@@ -17,6 +17,7 @@ use super::super::wire::{
 };
 use super::calls::Asked;
 use super::leases::LeaseState;
+use super::open_files::ShareClient;
 use super::outcome::{Found, Outcome, SyncPoint};
 use super::recovery::{Claim, Home};
 use super::table::Client;
@@ -86,7 +87,7 @@ impl Shares {
     ) {
         let Some(session) = self.requests.get(request).map(|request| request.call().session) else { return };
         let answer = match found {
-            Ok(Outcome::Root(root, point)) => self.hold_root(at, session, &attaching, (root, point)),
+            Ok(Outcome::Root(root, point)) => self.hold_root(at, session, &attaching, root, point),
             Ok(_) => Err(CallError::Malformed),
             Err(errno) => Err(errno.into()),
         };
@@ -101,7 +102,8 @@ impl Shares {
         at: &mut At<'_>,
         session: SessionId,
         Attaching { share, right, name, renews_locks }: &Attaching,
-        (root, point): (Found, Option<SyncPoint>),
+        root: Found,
+        point: Option<SyncPoint>,
     ) -> Result<(AttachResult, Entry), CallError> {
         if !at.sessions.is_up(session) {
             return Err(CallError::Stale);
@@ -117,7 +119,7 @@ impl Shares {
         }
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, share)) {
             client.shares.push(Arc::clone(share));
-            client.unclaimed.extend(may_have_kept.then(|| (*name, Arc::clone(share))));
+            client.unclaimed.extend(may_have_kept.then(|| ShareClient { client: *name, share: Arc::clone(share) }));
             // It is not on the list of this share: before it gets something there, it is put on the lists again.
             client.listed.clear();
             client.leases.pause();
@@ -164,8 +166,8 @@ impl Shares {
             }
             claim => {
                 let leases = LeaseState::join(self.recovery.leases(), &self.mailbox, session);
-                let tables = (leases, self.recovery.open_files());
-                let mut new = Client::new(session, CLIENTS.fetch_add(1, Ordering::Relaxed), known_as, tables);
+                let (key, files) = (CLIENTS.fetch_add(1, Ordering::Relaxed), self.recovery.open_files());
+                let mut new = Client::new(session, key, known_as, leases, files);
                 // The reload that took a share away took its clients' files, too. It stays on the lists while it is known.
                 if let Claim::Resumed(client) = claim {
                     new.to_unlist.clone_from(&client.to_unlist);
@@ -252,8 +254,8 @@ impl Shares {
         }
         let unclaimed = std::mem::take(&mut client.unclaimed);
         self.workers.drop_later(client);
-        for (name, share) in unclaimed {
-            self.drop_kept_of(name, share);
+        for ShareClient { client, share } in unclaimed {
+            self.drop_kept_of(client, share);
         }
     }
 

@@ -1,6 +1,7 @@
 //! One session's nodes and open files. Their names are valid in this session only.
 
 use std::collections::{HashMap, HashSet};
+use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex};
 
@@ -8,13 +9,13 @@ use byway_fabric::access::Right;
 use byway_fabric::{SessionId, Slot, Slots};
 use byway_reactor::{File, Instant, OpenFile, Reactor};
 
-use super::super::grace::Holding;
+use super::super::grace::ClientHolding;
 use super::super::locks::FileId;
 use super::super::share::Share;
 use super::super::wire::{CallError, ClientName};
 use super::descriptors::Counted;
 use super::leases::LeaseState;
-use super::open_files::{OpenFiles, OpenMark, Opening};
+use super::open_files::{OpenFiles, OpenMark, Opening, ShareClient};
 use super::outcome::{Found, SyncPoint};
 use super::recovery::ClientKey;
 use super::replies::Replies;
@@ -30,6 +31,13 @@ pub(super) struct Node {
     pub(super) share: Arc<Share>,
     pub(super) right: Right,
     _counted: Counted,
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug)]
+pub(super) struct NameIn {
+    pub(super) directory: Arc<Node>,
+    pub(super) name: CString,
 }
 
 /// A file or directory that a client has open.
@@ -74,15 +82,15 @@ pub(super) struct Client {
     pub(super) leases: LeaseState,
     pub(super) open_files: OpenFiles,
     /// Entries of its shares' lists that this process has made durable: it may get what they stand for.
-    pub(super) listed: HashSet<(Holding, ClientName)>,
+    pub(super) listed: HashSet<ClientHolding<ClientName>>,
     /// Entries that the lists may have, of this process or of the one before: they are removed when it goes.
-    pub(super) to_unlist: HashSet<(Holding, ClientName)>,
+    pub(super) to_unlist: HashSet<ClientHolding<ClientName>>,
     nodes: Slots<KnownNode>,
     by_id: HashMap<(usize, FileId), Slot<KnownNode>>,
     /// Removed files that it came back to, until it forgets them.
     pub(super) came_back: HashMap<FileId, OpenMark>,
-    /// Shares of the process before where removed files may be kept for it, until it has asked for them, and its name.
-    pub(super) unclaimed: Vec<(ClientName, Arc<Share>)>,
+    /// Shares of the process before where removed files may be kept for it, until it has asked for them.
+    pub(super) unclaimed: Vec<ShareClient>,
     handles: Slots<Handle>,
     handle_count: usize,
     /// It says something every few seconds while it holds locks.
@@ -115,7 +123,8 @@ impl Client {
         session: SessionId,
         key: u64,
         known_as: ClientKey,
-        (leases, open_files): (LeaseState, OpenFiles),
+        leases: LeaseState,
+        open_files: OpenFiles,
     ) -> Self {
         Self {
             session,

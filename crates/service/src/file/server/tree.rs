@@ -20,7 +20,8 @@ use super::super::locks::FileId;
 use super::super::state;
 use super::super::wire::{self, Arguments, Attributes, FileSystem, NewAttributes};
 use super::descriptors::{Counted, check_room};
-use super::outcome::{Found, Listed, Outcome};
+use super::outcome::{Found, Listed, MadeFile, Outcome};
+use super::table::NameIn;
 
 /// What a file is: all that decides whether it may be opened.
 pub(super) fn is_openable(mode: u32) -> bool {
@@ -167,12 +168,7 @@ impl NewMode {
 }
 
 /// Makes and opens a file; opens the one that is there unless `O_EXCL` forbids it.
-pub(super) fn create(
-    directory: BorrowedFd<'_>,
-    name: &CStr,
-    flags: u32,
-    mode: NewMode,
-) -> Result<(OpenFile, Found), Errno> {
+pub(super) fn create(directory: BorrowedFd<'_>, name: &CStr, flags: u32, mode: NewMode) -> Result<MadeFile, Errno> {
     check_room()?;
     let exclusive = flags & OFlags::EXCL.bits() != 0;
     let make = sanitized(flags) | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW;
@@ -180,17 +176,17 @@ pub(super) fn create(
         match mode.make(|mode| rustix::fs::openat2(directory, name, make, mode, CONFINED)) {
             Ok(fd) => {
                 let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-                return Ok((file(fd)?, found(node)?));
+                return Ok(MadeFile { open: file(fd)?, found: found(node)? });
             }
             Err(Errno::EXIST) if !exclusive => {}
             Err(error) => return Err(error),
         }
         match look_up(directory, name) {
             Ok(there) if is_openable(there.attributes.mode.get()) => {
-                let file = open(there.fd.as_fd(), flags)?;
+                let open = open(there.fd.as_fd(), flags)?;
                 // It may have been emptied.
                 let attributes = attributes(&there.fd)?;
-                return Ok((file, Found { attributes, ..there }));
+                return Ok(MadeFile { open, found: Found { attributes, ..there } });
             }
             Ok(there) if FileType::from_raw_mode(there.attributes.mode.get()) == FileType::Directory => {
                 return Err(Errno::ISDIR);
@@ -210,12 +206,12 @@ pub(super) fn identity(directory: BorrowedFd<'_>, name: &CStr) -> Result<FileId,
 }
 
 /// Makes and opens a file that has no name yet.
-pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: NewMode) -> Result<(OpenFile, Found), Errno> {
+pub(super) fn create_unnamed(directory: BorrowedFd<'_>, flags: u32, mode: NewMode) -> Result<MadeFile, Errno> {
     check_room()?;
     let wanted = sanitized(flags) | OFlags::TMPFILE | OFlags::from_bits_retain(flags) & OFlags::EXCL;
     let fd = mode.make(|mode| rustix::fs::openat2(directory, c".", wanted, mode, CONFINED))?;
     let node = rustix::fs::open(again(fd.as_fd()), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-    Ok((file(fd)?, found(node)?))
+    Ok(MadeFile { open: file(fd)?, found: found(node)? })
 }
 
 pub(super) fn make_symlink(directory: BorrowedFd<'_>, name: &CStr, target: &CStr) -> Result<Outcome, Errno> {
@@ -241,18 +237,14 @@ pub(super) fn make_directory(directory: BorrowedFd<'_>, name: &CStr, mode: NewMo
     Ok(Outcome::Node(look_up(directory, name)?))
 }
 
-pub(super) fn rename(
-    (from, name): (BorrowedFd<'_>, &CStr),
-    (to, new_name): (BorrowedFd<'_>, &CStr),
-    flags: u32,
-) -> Result<Outcome, Errno> {
+pub(super) fn rename(from: &NameIn, to: &NameIn, flags: u32) -> Result<Outcome, Errno> {
     // WHITEOUT makes a device node.
     let known = RenameFlags::NOREPLACE | RenameFlags::EXCHANGE;
     let flags = RenameFlags::from_bits_retain(flags);
     if !known.contains(flags) {
         return Err(Errno::INVAL);
     }
-    rustix::fs::renameat_with(from, name, to, new_name, flags)?;
+    rustix::fs::renameat_with(&from.directory.fd, &from.name, &to.directory.fd, &to.name, flags)?;
     Ok(Outcome::Done)
 }
 

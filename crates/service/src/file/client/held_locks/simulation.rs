@@ -14,7 +14,7 @@ use byway_skip::seeds::{self, Chance};
 
 use super::super::LockRange;
 use super::{HeldLock, HeldLocks, nobody_else_had_them};
-use crate::file::grace::{Grace, Holding};
+use crate::file::grace::{ClientHolding, Grace, Holding};
 use crate::file::locks::{Family, FileId, Holder, Lock, Locks};
 use crate::limits::{FILE_GRACE, FILE_LEASE_TIME};
 
@@ -187,7 +187,7 @@ impl Server {
         // One that came back late in the grace time may have its locks again, and stays.
         let known: BTreeSet<u64> =
             self.sessions.values().map(|(name, ..)| *name).chain(self.kept.keys().copied()).collect();
-        for (_, name) in self.grace.missing(now) {
+        for ClientHolding { client: name, .. } in self.grace.missing(now) {
             if !known.contains(&name) {
                 self.listed.remove(&name);
             }

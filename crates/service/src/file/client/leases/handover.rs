@@ -10,7 +10,7 @@ impl<A: Clone> Leases<A> {
 
     /// How many leases are held.
     pub fn count(&self) -> usize {
-        self.nodes.values().filter(|node| node.lease.is_some_and(|(epoch, _)| epoch == self.epoch)).count()
+        self.nodes.values().filter(|node| node.lease.is_some_and(|lease| lease.epoch == self.epoch)).count()
     }
 
     /// Nodes of which the kernel may have pages.

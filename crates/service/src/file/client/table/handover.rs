@@ -13,13 +13,18 @@ use crate::limits::FILE_STATE_RECORDS_MAX;
 
 impl From<record::File> for Identity {
     fn from(file: record::File) -> Self {
-        Self { ino: file.ino.get(), subvolume: file.subvolume.get(), born: (file.born_s.get(), file.born_ns.get()) }
+        Self {
+            ino: file.ino.get(),
+            subvolume: file.subvolume.get(),
+            born_s: file.born_s.get(),
+            born_ns: file.born_ns.get(),
+        }
     }
 }
 
 impl From<Identity> for record::File {
-    fn from(Identity { ino, subvolume, born: (seconds, nanoseconds) }: Identity) -> Self {
-        Self { ino: ino.into(), subvolume: subvolume.into(), born_s: seconds.into(), born_ns: nanoseconds.into() }
+    fn from(Identity { ino, subvolume, born_s, born_ns }: Identity) -> Self {
+        Self { ino: ino.into(), subvolume: subvolume.into(), born_s: born_s.into(), born_ns: born_ns.into() }
     }
 }
 
