@@ -39,10 +39,11 @@ use byway_reactor::blocked_signals::BlockedSignals;
 use byway_reactor::userfault::OpenError;
 use byway_service::memory::pager::{Counters, PAGE_BYTES};
 use byway_service::memory::pool::Class;
-use byway_service::memory::{BorrowError, Borrower};
+use byway_service::memory::{BorrowError, Borrower, Keeping};
 
 use self::pager::{RegionPager, Shared};
 use self::region::{Region, RegionError};
+use crate::fault::spill_to;
 use crate::limits::FAR_BUDGET_PAGES_MIN;
 
 /// The least memory that stays on this machine, in bytes.
@@ -142,8 +143,8 @@ impl FarMemory {
         })?;
         let borrowers = named.into_iter().map(|(name, _)| name).zip(borrowers).collect();
         let shared = Arc::new(Shared::new().map_err(system)?);
-        let pager = RegionPager::new(&region, &shared, rpc, borrowers, (class, spill, encrypt), resident_bytes)
-            .map_err(system)?;
+        let keeping = Keeping { class, spill: spill.map(spill_to), encrypt };
+        let pager = RegionPager::new(&region, &shared, rpc, borrowers, keeping, resident_bytes).map_err(system)?;
         // Handlers of the program's signals may touch the range, and would wait for the thread that they run in.
         let signals = BlockedSignals::new();
         let thread = std::thread::Builder::new().name("byway-far".to_owned()).spawn(|| pager.run()).map_err(system)?;

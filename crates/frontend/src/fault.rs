@@ -35,11 +35,11 @@ use byway_reactor::userfault::helper::MOVES_MAX;
 use byway_reactor::userfault::{Event, FaultKind, Features, Read, Userfault};
 use byway_rpc::node::Rpc;
 use byway_service::limits::LENDER_PAUSE;
-use byway_service::memory::Borrower;
 use byway_service::memory::pager::{
     Action, Contents, Counters, FillOutcome, Moved, Overdue, PAGE_BYTES, PageId, Pager, Place, SpaceId,
 };
 use byway_service::memory::pool::{Class, PoolCounters, Told};
+use byway_service::memory::{Borrower, Keeping};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with};
 use rustix::process::{Resource, getrlimit};
 
@@ -51,7 +51,7 @@ pub(crate) use self::page_merging::PageMerging;
 use self::process::{Helped, Process};
 use self::status::Rates;
 pub use self::status::{FarStatus, LenderShare, ask};
-pub(crate) use self::store::Store;
+pub(crate) use self::store::{Store, spill_to};
 use self::thrashing::Thrashing;
 use self::unpaged::Unpaged;
 pub(crate) use self::waiting::Spin;
@@ -167,11 +167,13 @@ impl FarJob {
         let listener = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
         bind(&listener, &SocketAddrUnix::new(path)?)?;
         listen(&listener, 64)?;
-        let store = Store::new(&rpc, lenders, (options.class, options.spill, options.encrypt), FAR_FRAMES)?;
-        let limit_bytes = usize::try_from(options.limit_bytes).unwrap_or(usize::MAX);
+        let FarOptions { limit_bytes, class, spill, encrypt } = options;
+        let keeping = Keeping { class, spill: spill.map(spill_to), encrypt };
+        let store = Store::new(&rpc, lenders, keeping, FAR_FRAMES)?;
+        let limit_bytes = usize::try_from(limit_bytes).unwrap_or(usize::MAX);
         let now = Instant::now();
         let mut pager = Pager::new(FAR_FRAMES, limit_bytes / PAGE_BYTES);
-        pager.set_row(options.class.row());
+        pager.set_row(class.row());
         Ok(Self {
             rpc,
             listener,

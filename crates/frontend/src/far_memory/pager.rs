@@ -1,7 +1,6 @@
 //! The thread that pages a region: a [`Pager`] over lenders, as that of `byway far`, with one address space. Its pages are moved by this
 //! thread itself, so no move is under way while faults are read.
 
-use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +11,11 @@ use byway_reactor::userfault::helper::MOVES_MAX;
 use byway_reactor::userfault::{FillError, Filled};
 use byway_rpc::node::Rpc;
 use byway_service::limits::{LENDER_PAUSE, PAGER_AHEAD_PAGES};
-use byway_service::memory::Borrower;
 use byway_service::memory::pager::{
     Action, Contents, Counters, FillOutcome, Moved, Overdue, PAGE_BYTES, PageId, Pager, Place, SpaceId,
 };
-use byway_service::memory::pool::{Class, Told};
+use byway_service::memory::pool::Told;
+use byway_service::memory::{Borrower, Keeping};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 
@@ -92,11 +91,11 @@ impl RegionPager {
         shared: &Arc<Shared>,
         rpc: Rpc,
         lenders: Vec<(String, Borrower)>,
-        class: (Class, Option<File>, bool),
+        keeping: Keeping,
         resident_bytes: usize,
     ) -> Result<Self, String> {
-        let row = class.0.row();
-        let store = Store::new(&rpc, lenders, class, FAR_FRAMES).map_err(|error| error.to_string())?;
+        let row = keeping.class.row();
+        let store = Store::new(&rpc, lenders, keeping, FAR_FRAMES).map_err(|error| error.to_string())?;
         let mut pager = Pager::new(FAR_FRAMES, resident_bytes / PAGE_BYTES);
         pager.set_row(row);
         pager.add_space(SPACE, true);

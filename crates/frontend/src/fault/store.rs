@@ -6,7 +6,6 @@ use std::os::unix::fs::FileExt;
 
 use byway_rpc::node::Rpc;
 use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB, Place};
-use byway_service::memory::pool::Class;
 use byway_service::memory::{Borrower, Keeping, LenderAt, PoolClient, Spill};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
@@ -28,22 +27,25 @@ impl Spill for SpillFile {
     }
 }
 
+/// The file of pages, for [`Keeping`].
+pub(crate) fn spill_to(file: File) -> Box<dyn Spill> {
+    Box::new(SpillFile(file))
+}
+
 impl Store {
     /// A store over these lenders, all of one node, with so many frames for the pager.
     pub(crate) fn new(
         rpc: &Rpc,
         lenders: Vec<(String, Borrower)>,
-        (class, spill, encrypt): (Class, Option<File>, bool),
+        keeping: Keeping,
         frames: u32,
     ) -> Result<Self, Box<dyn std::error::Error>> {
-        let bytes = (frames as usize + class.frames()) * PAGE_BYTES;
+        let bytes = (frames as usize + keeping.class.frames()) * PAGE_BYTES;
         let file = memfd_create("byway-far", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&file, bytes as u64)?;
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
         let memory = rpc.node().register_file(file.as_fd(), 0..bytes as u64)?;
         let lenders = lenders.into_iter().map(|(name, borrower)| LenderAt::of(name, &borrower)).collect();
-        let spill = spill.map(|file| Box::new(SpillFile(file)) as Box<dyn Spill>);
-        let keeping = Keeping { class, spill, encrypt };
         Ok(Self { pool: PoolClient::new(rpc, lenders, keeping, (memory, PLACES_PER_SLAB))?, file })
     }
 

@@ -17,18 +17,24 @@ pub(super) const TAG_FENCE: u8 = 4;
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 pub(super) const PAUSE_MAX: Duration = Duration::from_millis(32);
 
+/// A client, or one that had its place before.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ClientId {
+    pub(super) index: usize,
+    pub(super) generation: u32,
+}
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Fenced {
-    /// Their places, and their generations.
-    pub(super) connections: Vec<(usize, u32)>,
+    pub(super) connections: Vec<ClientId>,
     pub(super) pause: Duration,
     is_set: bool,
     is_looking: bool,
 }
 
 impl Fenced {
-    pub(super) fn add(&mut self, reactor: &mut Reactor, connection: (usize, u32)) {
+    pub(super) fn add(&mut self, reactor: &mut Reactor, connection: ClientId) {
         self.connections.push(connection);
         if self.is_looking {
             return;
@@ -58,7 +64,7 @@ impl NbdFrontend {
     /// were never begun.
     pub(super) fn look_at_fenced(&mut self, context: &mut LoopContext<'_>) {
         (self.fenced.is_set, self.fenced.is_looking) = (false, true);
-        for (index, generation) in std::mem::take(&mut self.fenced.connections) {
+        for ClientId { index, generation } in std::mem::take(&mut self.fenced.connections) {
             let Some(client) = self.clients.get_mut(index).filter(|client| client.generation == generation) else {
                 continue;
             };

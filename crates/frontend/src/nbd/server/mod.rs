@@ -22,7 +22,7 @@ use slab::Slab;
 
 pub use self::connection::CloseReason;
 use self::connection::{Connection, Context, Pending, TAG_RECEIVE, TAG_SEND};
-use self::fenced::{Fenced, TAG_FENCE};
+use self::fenced::{ClientId, Fenced, TAG_FENCE};
 use self::greeting::{Greeting, Guest};
 use super::handshake::{HandshakeConfig, TlsMode};
 use crate::limits::{CONNECTIONS_MAX, GREETINGS_HEAP_BYTES_MAX, HANDSHAKE_SECONDS_MAX};
@@ -409,7 +409,7 @@ impl NbdFrontend {
                 self.stalled.push_back(index);
             }
             if connection.fenced && !std::mem::replace(&mut client.in_fenced, true) {
-                self.fenced.add(context.reactor, (index, client.generation));
+                self.fenced.add(context.reactor, ClientId { index, generation: client.generation });
             }
             if let Some(end) = connection.draining
                 && connection.is_idle(&self.pending)

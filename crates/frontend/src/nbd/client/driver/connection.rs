@@ -8,10 +8,10 @@ use byway_reactor::{Address, Errno as OsError, Gather, Instant, Op, Outcome, Rea
 
 use super::Completed;
 use super::error::ClientError;
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Room};
 use super::nbd_request::{NbdRequest, Payload};
 use super::secure::Secure;
-use super::traffic::Traffic;
+use super::traffic::{PayloadPart, Traffic};
 use crate::limits::{
     CLIENT_CIPHERTEXT_BYTES, CLIENT_CLOSE_SECONDS_MAX, CLIENT_HANDSHAKE_SECONDS_MAX, CLIENT_INPUT_BYTES,
     CLIENT_KEEP_ALIVE_SECONDS, CLIENT_PROBE_SECONDS, CLIENT_SILENCE_SECONDS_MAX,
@@ -335,13 +335,13 @@ impl Connection {
             Some(secure) => secure.lend(),
             None => self.inbox.lend(wanted),
         };
-        let Some((frame, start, len)) = lent else { return };
+        let Some(heads) = lent else { return };
         let mut into = self.scatter.take().unwrap_or_default();
-        if let Some((frame, at, left)) = payload {
-            into.push(frame, at, left);
-            (self.lent, min) = (true, left);
+        if let Some(Room { frame, start, len }) = payload {
+            into.push(frame, start, len);
+            (self.lent, min) = (true, len);
         }
-        into.push(frame, start, len);
+        into.push(heads.frame, heads.start, heads.len);
         self.receiving = true;
         self.operations += 1;
         reactor.submit(Op::Recv { socket, into, min }, self.token.with_tag(TAG_RECEIVE));
@@ -354,10 +354,10 @@ impl Connection {
             let queued = &mut self.queued;
             traffic.send(done, |payload, head| {
                 let sent = queued.push_head_with(head)?;
+                let Some(PayloadPart { payload, start, len }) = payload else { return Ok(sent) };
                 match payload {
-                    Some((Payload::Frame(frame), start, len)) => queued.push_shared(Rc::clone(frame), start, len),
-                    Some((Payload::Zeroes, _, len)) => queued.push_zeroes(len),
-                    None => {}
+                    Payload::Frame(frame) => queued.push_shared(Rc::clone(frame), start, len),
+                    Payload::Zeroes => queued.push_zeroes(len),
                 }
                 Ok(sent)
             });

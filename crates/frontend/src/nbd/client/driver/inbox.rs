@@ -6,6 +6,13 @@
 
 use byway_reactor::Frame;
 
+/// Where a receive puts its bytes: at `start` of the frame, at most `len`.
+pub(super) struct Room {
+    pub(super) frame: Frame,
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
 /// `frame[start..end]`.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
@@ -31,16 +38,16 @@ impl Inbox {
         }
     }
 
-    /// Takes the frame for a receive of up to `wanted` bytes: the frame, where to, how many at most.
-    pub(super) fn lend(&mut self, wanted: usize) -> Option<(Frame, usize, usize)> {
+    /// Takes the frame for a receive of up to `wanted` bytes.
+    pub(super) fn lend(&mut self, wanted: usize) -> Option<Room> {
         let mut frame = self.frame.take()?;
         debug_assert!(self.end - self.start < frame.len(), "the longest head fits");
         if self.start > 0 {
             frame.bytes_mut().copy_within(self.start..self.end, 0);
             (self.start, self.end) = (0, self.end - self.start);
         }
-        let room = frame.len() - self.end;
-        Some((frame, self.end, wanted.max(1).min(room)))
+        let len = wanted.max(1).min(frame.len() - self.end);
+        Some(Room { frame, start: self.end, len })
     }
 
     /// Takes the frame back after a receive that brought `count` bytes into it.
@@ -63,15 +70,15 @@ mod tests {
         for (bytes, used, left) in
             [(&b"abcdef"[..], 2, &b"cdef"[..]), (b"ghijkl", 7, b"jkl"), (b"mnopqrstuvwxy", 16, b"")]
         {
-            let (mut frame, start, room) = inbox.lend(100).unwrap();
-            assert!(bytes.len() <= room, "room for {} of {}", room, bytes.len());
+            let Room { mut frame, start, len } = inbox.lend(100).unwrap();
+            assert!(bytes.len() <= len, "room for {} of {}", len, bytes.len());
             frame.write(start, bytes);
             inbox.give(frame, bytes.len());
             inbox.consume(used);
             assert_eq!(inbox.bytes(), left);
         }
-        let (_, start, room) = inbox.lend(5).unwrap();
-        assert_eq!((start, room), (0, 5));
+        let Room { start, len, .. } = inbox.lend(5).unwrap();
+        assert_eq!((start, len), (0, 5));
         assert!(inbox.lend(5).is_none(), "lent once");
     }
 }

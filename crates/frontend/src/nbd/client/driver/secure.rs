@@ -6,7 +6,7 @@
 use byway_fabric::tls::{TlsClient, TlsError, TlsStream};
 use byway_reactor::{Frame, Gather};
 
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Room};
 
 /// See the module.
 pub(super) struct Secure {
@@ -33,8 +33,8 @@ impl Secure {
         self.stream.is_handshaking()
     }
 
-    /// Takes the frame for a receive of ciphertext: the frame, where to, how many bytes at most.
-    pub(super) fn lend(&mut self) -> Option<(Frame, usize, usize)> {
+    /// Takes the frame for a receive of ciphertext.
+    pub(super) fn lend(&mut self) -> Option<Room> {
         self.ciphertext.lend(usize::MAX)
     }
 
@@ -61,8 +61,8 @@ impl Secure {
 
     /// Decrypts what has come to the end of `inbox`, at most `wanted` bytes.
     pub(super) fn decrypt_to(&mut self, inbox: &mut Inbox, wanted: usize) -> Result<usize, TlsError> {
-        let Some((mut frame, at, room)) = inbox.lend(wanted) else { return Ok(0) };
-        let went = self.decrypt(&mut frame.bytes_mut()[at..at + room]);
+        let Some(Room { mut frame, start, len }) = inbox.lend(wanted) else { return Ok(0) };
+        let went = self.decrypt(&mut frame.bytes_mut()[start..start + len]);
         inbox.give(frame, went.as_ref().copied().unwrap_or(0));
         went
     }

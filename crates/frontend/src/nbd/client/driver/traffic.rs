@@ -7,7 +7,7 @@ use slab::Slab;
 
 use super::Completed;
 use super::error::{ClientError, RequestError};
-use super::inbox::Inbox;
+use super::inbox::{Inbox, Room};
 use super::nbd_request::{NbdRequest, Payload};
 use crate::limits::{CLIENT_CONNECTION_DEPTH, CLIENT_INPUT_BYTES, SMALL_READ_BYTES_MAX};
 use crate::nbd::client::{ClientTransmission, Content, Received, ReplyError, Session, SubmitError};
@@ -41,8 +41,12 @@ struct Placing {
     last: bool,
 }
 
-/// A write's payload: what it is of, where it starts, how long it is.
-pub(super) type Sent<'a> = Option<(Payload<'a>, usize, usize)>;
+/// The part of a write's payload that goes with a command.
+pub(super) struct PayloadPart<'a> {
+    pub(super) payload: Payload<'a>,
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
 
 /// Bytes that are decrypted at a time where they cannot be decrypted in place: a record of TLS.
 const PLAINTEXT_BYTES: usize = 16 << 10;
@@ -93,7 +97,10 @@ impl Traffic {
     pub(super) fn send(
         &mut self,
         done: &mut Vec<Completed>,
-        mut put: impl FnMut(Sent<'_>, &mut dyn FnMut(&mut Vec<u8>) -> Result<u64, SubmitError>) -> Result<u64, SubmitError>,
+        mut put: impl FnMut(
+            Option<PayloadPart<'_>>,
+            &mut dyn FnMut(&mut Vec<u8>) -> Result<u64, SubmitError>,
+        ) -> Result<u64, SubmitError>,
     ) {
         while let Some(&id) = self.unsent.front() {
             let Some(request) = self.requests.get_mut(id) else {
@@ -105,7 +112,8 @@ impl Traffic {
                 self.retire(id, done);
                 continue;
             };
-            let payload = request.payload().map(|payload| (payload, part.start as usize, part.len as usize));
+            let (start, len) = (part.start as usize, part.len as usize);
+            let payload = request.payload().map(|payload| PayloadPart { payload, start, len });
             let machine = &mut self.machine;
             let mut head = |out: &mut Vec<u8>| machine.submit(part.command, part.flags, part.offset, part.len, out);
             match put(payload, &mut head) {
@@ -151,11 +159,11 @@ impl Traffic {
         self.need.max(head).saturating_sub(here)
     }
 
-    /// Gives out the frame that the rest of a payload belongs in: from where, how much.
-    pub(super) fn lend(&mut self) -> Option<(Frame, usize, usize)> {
+    /// Gives out the frame that the rest of a payload belongs in.
+    pub(super) fn lend(&mut self) -> Option<Room> {
         let placing = self.placing?;
         let frame = self.requests.get_mut(placing.request)?.into.take()?;
-        Some((frame, placing.at, placing.left))
+        Some(Room { frame, start: placing.at, len: placing.left })
     }
 
     /// Takes it back after `count` bytes have come: how many of them came behind the payload. `None`: too few, since the

@@ -198,8 +198,7 @@ pub(super) struct Connection {
     counted_payload: usize,
     in_flight: usize,
     in_flight_bytes: u64,
-    /// Requests, and the bytes that they name, of this round.
-    batch: (u32, u64),
+    batch: Batch,
     fence: Fence,
     /// A change waits for those of others: look again soon.
     pub(super) fenced: bool,
@@ -209,6 +208,14 @@ pub(super) struct Connection {
     pub(super) draining: Option<CloseReason>,
     /// The connection is to be closed now.
     pub(super) closing: Option<CloseReason>,
+}
+
+/// Requests of one round.
+#[derive(Default)]
+struct Batch {
+    requests: u32,
+    /// That they name.
+    bytes: u64,
 }
 
 /// What a greeting hands to the connection that it becomes.
@@ -247,7 +254,7 @@ impl Connection {
             counted_payload: 0,
             in_flight: 0,
             in_flight_bytes: 0,
-            batch: (0, 0),
+            batch: Batch::default(),
             fence: Fence::new(arrived),
             fenced: false,
             stalled: false,
@@ -331,10 +338,10 @@ impl Connection {
         if self.closing.is_some() {
             return;
         }
-        self.batch = (0, 0);
+        self.batch = Batch::default();
         let needs_input = self.walk(context);
         self.end_batch(context.engine);
-        context.reactor.note_requests(self.batch.0, self.batch.1);
+        context.reactor.note_requests(self.batch.requests, self.batch.bytes);
         if self.closing.is_some() {
             return;
         }
@@ -408,7 +415,8 @@ impl Connection {
             Parsed::Request { request, header_bytes } => {
                 let progress = self.start(context, request, header_bytes);
                 if progress == Progress::Moved {
-                    self.batch = (self.batch.0 + 1, self.batch.1 + request.length);
+                    self.batch.requests += 1;
+                    self.batch.bytes += request.length;
                 }
                 progress
             }
