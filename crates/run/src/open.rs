@@ -185,13 +185,14 @@ fn note(process: &Process, key: u64, described: Described, live: Option<Live>) -
 /// As `open(2)`.
 pub(crate) fn open_place(map: usize, names: Lookups, place: Place, flags: i32, mode: u32) -> Result<RawFd, Errno> {
     let process = process::this().ok_or(Errno::IO)?;
-    let (live, ino, path) = match place.found {
+    let Opened { live, ino, path } = match place.found {
         _ if flags & libc::O_TMPFILE == libc::O_TMPFILE => make_unnamed(names, &place, flags, mode)?,
         Some(_) if flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL => return Err(Errno::EXIST),
         None if flags & libc::O_CREAT != 0 => create(names, &place, flags, mode)?,
         _ => {
             let found = place.there()?;
-            (open_there(names, &place, found, flags)?, found.attributes.ino.get(), place.path())
+            let live = open_there(names, &place, found, flags)?;
+            Opened { live, ino: found.attributes.ino.get(), path: place.path() }
         }
     };
     let described = Described { map: Some(map), flags, ino, path };
@@ -203,6 +204,14 @@ pub(crate) fn open_place(map: usize, names: Lookups, place: Place, flags: i32, m
     note(process, key, described, Some(live));
     arrived(number);
     Ok(placeholder.into_raw_fd())
+}
+
+/// A file that the server has opened.
+struct Opened {
+    live: Live,
+    ino: u64,
+    /// Where other processes find it.
+    path: Vec<u8>,
 }
 
 fn steps(place: &Place, found: Found) -> Vec<Step> {
@@ -233,7 +242,7 @@ fn open_there(names: Lookups, place: &Place, found: Found, flags: i32) -> Result
     Ok(Live { session, user, node: found.node, is_directory, handle, steps, _held: held })
 }
 
-fn create(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<(Live, u64, Vec<u8>), Errno> {
+fn create(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<Opened, Errno> {
     let name = place.name.as_ref().filter(|_| !place.wants_directory).ok_or(Errno::ISDIR)?;
     let mode = NewMode { mode: libc::S_IFREG | mode & 0o7777, umask: crate::umask::now() };
     let (found, handle) = names.session.client.create(
@@ -247,10 +256,10 @@ fn create(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<(Live,
     let (session, user, held) = names.into_held();
     let (handle, is_directory) = (Some(handle), false);
     let live = Live { session, user, node: found.node, is_directory, handle, steps, _held: held };
-    Ok((live, found.attributes.ino.get(), place.path()))
+    Ok(Opened { live, ino: found.attributes.ino.get(), path: place.path() })
 }
 
-fn make_unnamed(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<(Live, u64, Vec<u8>), Errno> {
+fn make_unnamed(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<Opened, Errno> {
     let directory = place.there()?.node;
     let mode = NewMode { mode: libc::S_IFREG | mode & 0o7777, umask: crate::umask::now() };
     let (found, handle) =
@@ -260,7 +269,7 @@ fn make_unnamed(names: Lookups, place: &Place, flags: i32, mode: u32) -> Result<
     let (handle, steps, is_directory) = (Some(handle), Vec::new(), false);
     let live = Live { session, user, node: found.node, is_directory, handle, steps, _held: held };
     // No other process finds it by a path.
-    Ok((live, found.attributes.ino.get(), b"..".to_vec()))
+    Ok(Opened { live, ino: found.attributes.ino.get(), path: b"..".to_vec() })
 }
 
 /// Closes a descriptor of a file; gives what the kernel says.

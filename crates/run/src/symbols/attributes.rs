@@ -243,7 +243,8 @@ interpose! {
 
 fn sizes(
     client: &Client,
-    (caller, node): (Caller<'_>, u64),
+    caller: Caller<'_>,
+    node: u64,
     give: impl FnOnce(&FileSystem) -> Result<(), Errno>,
 ) -> Result<c_int, Errno> {
     client.stat_file_system(caller, node).and_then(|sizes| give(&sizes)).map(|()| 0)
@@ -252,13 +253,13 @@ fn sizes(
 fn sizes_at(path: *const c_char, give: impl FnOnce(usize, &FileSystem) -> Result<(), Errno>) -> Answer<c_int> {
     on_path(AT_FDCWD, path, |target| {
         let (found, names) = (target.there(true)?, &target.names);
-        sizes(&names.session.client, (names.caller(), found.node), |sizes| give(target.map, sizes))
+        sizes(&names.session.client, names.caller(), found.node, |sizes| give(target.map, sizes))
     })
 }
 
 fn sizes_of(number: c_int, give: impl FnOnce(usize, &FileSystem) -> Result<(), Errno>) -> Answer<c_int> {
     on(number, |open| {
         let live = open.live()?;
-        sizes(live.client(), (live.caller(), live.node), |sizes| give(open.map()?, sizes))
+        sizes(live.client(), live.caller(), live.node, |sizes| give(open.map()?, sizes))
     })
 }

@@ -168,7 +168,8 @@ interpose! {
     }
 
     fn copy_file_range(from: c_int, at: *mut off_t, to: c_int, to_at: *mut off_t, len: usize, flags: c_uint) -> isize {
-        copy_range((from, at), (to, to_at), len, flags)
+        let from = CopyEnd { number: from, given: at };
+        copy_range(from, CopyEnd { number: to, given: to_at }, len, flags)
     }
 
     fn splice(from: c_int, at: *mut off_t, to: c_int, _to_at: *mut off_t, len: usize, flags: c_uint) -> isize {
@@ -245,16 +246,19 @@ fn send(out: c_int, from: c_int, offset: *mut off_t, len: usize) -> Result<isize
     Ok(written as isize)
 }
 
+/// A file that is copied from or to.
+#[derive(Clone, Copy)]
+struct CopyEnd {
+    number: c_int,
+    /// The program's offset, which moves; null for the descriptor's own.
+    given: *mut off_t,
+}
+
 /// Within a share the server copies. Between a share and another file the program has to: it is told what the kernel says of two
 /// file systems.
-fn copy_range(
-    (from, at): (c_int, *mut off_t),
-    (to, to_at): (c_int, *mut off_t),
-    len: usize,
-    flags: c_uint,
-) -> Answer<isize> {
-    let source = on(from, |open| Ok(std::sync::Arc::clone(open)));
-    let destination = on(to, |open| Ok(std::sync::Arc::clone(open)));
+fn copy_range(from: CopyEnd, to: CopyEnd, len: usize, flags: c_uint) -> Answer<isize> {
+    let source = on(from.number, |open| Ok(std::sync::Arc::clone(open)));
+    let destination = on(to.number, |open| Ok(std::sync::Arc::clone(open)));
     let (source, destination) = match (source, destination) {
         (None, None) => return None,
         (Some(Ok(source)), Some(Ok(destination))) if source.described.map == destination.described.map => {
@@ -266,11 +270,11 @@ fn copy_range(
         if flags != 0 || !source.is_readable() || !destination.is_writable() {
             return Err(if flags == 0 { Errno::BADF } else { Errno::INVAL });
         }
-        let position = |number, open: &Open, given: *mut off_t| match take(given) {
+        let position = |end: CopyEnd, open: &Open| match take(end.given) {
             Some(offset) => Ok(offset),
-            None => move_position(number, open, 0, libc::SEEK_CUR),
+            None => move_position(end.number, open, 0, libc::SEEK_CUR),
         };
-        let (start, to_start) = (position(from, &source, at)?, position(to, &destination, to_at)?);
+        let (start, to_start) = (position(from, &source)?, position(to, &destination)?);
         let (Ok(offset), Ok(to_offset)) = (u64::try_from(start), u64::try_from(to_start)) else {
             return Err(Errno::INVAL);
         };
@@ -278,8 +282,7 @@ fn copy_range(
         let (handle, to_handle) = (live.handle()?, to_live.handle()?);
         let range = CopyRange { from: handle, from_offset: offset, to: to_handle, to_offset, len: len as u64 };
         let copied = live.client().copy_range(live.caller(), range)?;
-        let moves = [(from, &source, at, start), (to, &destination, to_at, to_start)];
-        for (number, open, given, start) in moves {
+        for (CopyEnd { number, given }, open, start) in [(from, &source, start), (to, &destination, to_start)] {
             let end = start + copied as off_t;
             if given.is_null() {
                 move_position(number, open, end, libc::SEEK_SET)?;
@@ -295,7 +298,7 @@ interpose! {
     fn mmap | mmap64(at: *mut c_void, len: usize, rights: c_int, flags: c_int, number: c_int, offset: off_t) -> *mut c_void {
         // Memory without a file: whatever the number is, it does not count.
         let number = if flags & libc::MAP_ANONYMOUS != 0 { -1 } else { number };
-        on(number, |open| map(open, (at, len), (rights, flags), offset)).map(|mapped| {
+        on(number, |open| map(open, at, len, rights, flags, offset)).map(|mapped| {
             // A mapping that fails is not null.
             Ok(mapped.unwrap_or_else(|error| {
                 super::interpose::fail::<c_int>(error);
@@ -309,8 +312,10 @@ interpose! {
 /// mount has it.
 fn map(
     open: &Open,
-    (at, len): (*mut c_void, usize),
-    (rights, flags): (c_int, c_int),
+    at: *mut c_void,
+    len: usize,
+    rights: c_int,
+    flags: c_int,
     offset: off_t,
 ) -> Result<*mut c_void, Errno> {
     if flags & libc::MAP_TYPE != libc::MAP_PRIVATE {

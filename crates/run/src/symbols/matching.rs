@@ -77,7 +77,8 @@ fn fill(listing: *mut DIR, wanted: Wanted, entries: &mut Entries) -> Result<(), 
 
 /// The program's functions are called outside of this library: they may use files of the share themselves.
 fn scan(
-    (directory, path): (c_int, *const c_char),
+    directory: c_int,
+    path: *const c_char,
     list: *mut *mut *mut dirent,
     wanted: Wanted,
     order: Order,
@@ -142,11 +143,11 @@ fn match_paths(pattern: *const c_char, flags: c_int, failed: *mut c_void, into: 
 
 interpose! {
     fn scandir | scandir64(path: *const c_char, list: *mut *mut *mut dirent, wanted: Wanted, order: Order) -> c_int {
-        scan((AT_FDCWD, path), list, wanted, order)
+        scan(AT_FDCWD, path, list, wanted, order)
     }
 
     fn scandirat | scandirat64(directory: c_int, path: *const c_char, list: *mut *mut *mut dirent, wanted: Wanted, order: Order) -> c_int {
-        scan((directory, path), list, wanted, order)
+        scan(directory, path, list, wanted, order)
     }
 
     fn glob | glob64(pattern: *const c_char, flags: c_int, failed: *mut c_void, into: *mut Matches) -> c_int {

@@ -55,23 +55,33 @@ fn remove_name(directory: c_int, path: *const c_char, flags: c_int) -> Answer<c_
     })
 }
 
+/// A path that the program has given.
+#[derive(Clone, Copy)]
+struct PathAt {
+    /// Where it begins if it is relative.
+    directory: c_int,
+    path: *const c_char,
+}
+
+impl PathAt {
+    fn new(directory: c_int, path: *const c_char) -> Self {
+        Self { directory, path }
+    }
+}
+
 /// Two paths of one share; what the kernel says of two file systems if they are not.
-fn on_two<T>(
-    (from_directory, from): (c_int, *const c_char),
-    (to_directory, to): (c_int, *const c_char),
-    work: impl FnOnce(&Target<'_>, &Target<'_>) -> Result<T, Errno>,
-) -> Answer<T> {
-    if !is_ours(from_directory, from) && !is_ours(to_directory, to) {
+fn on_two<T>(from: PathAt, to: PathAt, work: impl FnOnce(&Target<'_>, &Target<'_>) -> Result<T, Errno>) -> Answer<T> {
+    if !is_ours(from.directory, from.path) && !is_ours(to.directory, to.path) {
         return None;
     }
-    let both = on_path(from_directory, from, |from| {
-        on_path(to_directory, to, |to| if from.map == to.map { work(&from, &to) } else { Err(Errno::XDEV) })
+    let both = on_path(from.directory, from.path, |from| {
+        on_path(to.directory, to.path, |to| if from.map == to.map { work(&from, &to) } else { Err(Errno::XDEV) })
             .unwrap_or(Err(Errno::XDEV))
     });
     Some(both.unwrap_or(Err(Errno::XDEV)))
 }
 
-fn rename_at(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_uint) -> Answer<c_int> {
+fn rename_at(from: PathAt, to: PathAt, flags: c_uint) -> Answer<c_int> {
     on_two(from, to, |from, to| {
         let (old, new) = (from.place(false)?, to.place(false)?);
         let (directory, name) = old_name(&old)?;
@@ -87,7 +97,7 @@ fn rename_at(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_
     })
 }
 
-fn link_at(from: (c_int, *const c_char), to: (c_int, *const c_char), flags: c_int) -> Answer<c_int> {
+fn link_at(from: PathAt, to: PathAt, flags: c_int) -> Answer<c_int> {
     on_two(from, to, |from, to| {
         let (old, new) = (from.there(flags & AT_SYMLINK_FOLLOW != 0)?, to.place(false)?);
         let (directory, name) = new_name(&new)?;
@@ -184,23 +194,23 @@ interpose! {
     }
 
     fn rename(from: *const c_char, to: *const c_char) -> c_int {
-        rename_at((AT_FDCWD, from), (AT_FDCWD, to), 0)
+        rename_at(PathAt::new(AT_FDCWD, from), PathAt::new(AT_FDCWD, to), 0)
     }
 
     fn renameat(directory: c_int, from: *const c_char, to_directory: c_int, to: *const c_char) -> c_int {
-        rename_at((directory, from), (to_directory, to), 0)
+        rename_at(PathAt::new(directory, from), PathAt::new(to_directory, to), 0)
     }
 
     fn renameat2(directory: c_int, from: *const c_char, to_directory: c_int, to: *const c_char, flags: c_uint) -> c_int {
-        rename_at((directory, from), (to_directory, to), flags)
+        rename_at(PathAt::new(directory, from), PathAt::new(to_directory, to), flags)
     }
 
     fn link(from: *const c_char, to: *const c_char) -> c_int {
-        link_at((AT_FDCWD, from), (AT_FDCWD, to), 0)
+        link_at(PathAt::new(AT_FDCWD, from), PathAt::new(AT_FDCWD, to), 0)
     }
 
     fn linkat(directory: c_int, from: *const c_char, to_directory: c_int, to: *const c_char, flags: c_int) -> c_int {
-        link_at((directory, from), (to_directory, to), flags)
+        link_at(PathAt::new(directory, from), PathAt::new(to_directory, to), flags)
     }
 
     fn symlink(target: *const c_char, path: *const c_char) -> c_int {
