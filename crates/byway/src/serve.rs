@@ -19,7 +19,6 @@ use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
 use byway_service::file::Share;
 use byway_service::limits::LENDER_DRAIN_TIME;
-use byway_service::memory::Lending;
 
 use crate::address::{Cidr, Listen};
 use crate::admission::{Guarded, peer_allowed};
@@ -151,13 +150,25 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     let (events, happened) = channel();
     let ending = Arc::new(AtomicBool::new(false));
     watch_signals(events.clone(), Arc::clone(&ending))?;
-    let options = node_options(&configuration, (native, nbd), (&plan.served, &shares), (tls.clone(), lending));
+    let options = node_options(&configuration);
     let loop_events = events.clone();
     let on_failure = Arc::new(move || {
         // Nobody listens only when the node is ending anyway.
         let _ = loop_events.send(Event::LoopEnded);
     });
-    let node = Node::start(NodeOptions { boot, measuring, on_failure, ..options })?;
+    let options = NodeOptions {
+        native,
+        nbd,
+        volumes: plan.served.iter().map(|served| Arc::clone(&served.volume)).collect(),
+        shares: shares.clone(),
+        tls: tls.clone(),
+        lending,
+        boot,
+        measuring,
+        on_failure,
+        ..options
+    };
+    let node = Node::start(options)?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -484,23 +495,19 @@ pub(crate) fn judged_listeners(configuration: &Configuration, inherited: Vec<Own
     listeners(configuration, inherited).map(|listeners| listeners.guarded().len())
 }
 
-fn node_options(
-    configuration: &Configuration,
-    (native, nbd): (Vec<Endpoint>, Vec<Endpoint>),
-    (served, shares): (&[Served], &[Arc<Share>]),
-    (tls, lending): (ServerTls, Option<Arc<Lending>>),
-) -> NodeOptions {
+/// What the configuration says of a node that serves nothing yet.
+fn node_options(configuration: &Configuration) -> NodeOptions {
     NodeOptions {
         io: configuration.io,
         threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
-        lending,
-        volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
-        shares: shares.to_vec(),
-        native,
-        nbd,
+        lending: None,
+        volumes: Vec::new(),
+        shares: Vec::new(),
+        native: Vec::new(),
+        nbd: Vec::new(),
         nbd_options: NbdOptions::default(),
-        tls,
+        tls: ServerTls::Off,
         allow: configuration.allow.clone(),
         slow_us: configuration.slow_us,
         boot: None,

@@ -22,7 +22,7 @@ use super::nbd_socket::NbdSocket;
 use super::registry::{self, Attachment, Claim};
 use super::ublk_queue::UblkQueue;
 use super::volume_file::VolumeFile;
-use super::volume_server::{Access, KernelSide, Requests, VolumeServer};
+use super::volume_server::{Access, KernelSide, Requests, VolumeAsked, VolumeServer};
 use crate::output;
 use crate::remote::{RemoteError, RemoteUri};
 use crate::supervisor::Supervisor;
@@ -313,7 +313,8 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
     let (events, heard) = channel();
     watch_signals(events.clone())?;
     let client = client_name(&mut claim)?;
-    start_loop((way, left), (name, uri, client), tls, arguments.access(), events)?;
+    let volume = VolumeAsked { name: name.to_owned(), uri: uri.clone(), client, tls, access: arguments.access() };
+    start_loop(volume, way, left, events)?;
     let (info, backing) = loop {
         match heard.recv() {
             Ok(Event::Ready(info, backing)) => break (info, backing),
@@ -325,7 +326,7 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
             Err(_) => return Err(AttachError::Ended("its thread has died".to_owned())),
         }
     };
-    let mut device = AttachedDevice::make(backing, &info, (name, uri))?;
+    let mut device = AttachedDevice::make(backing, &info, name, uri)?;
     // Lock all pages, also future ones: if a page of this process were swapped to this device, reading it back would wait for this process.
     if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         tracing::warn!(%error, "memory cannot be locked: do not swap to this device");
@@ -417,20 +418,18 @@ fn tell(told: io::Result<()>) {
     }
 }
 
-/// Opens the volume and serves it in a thread of its own.
+/// Opens the volume and serves it in a thread of its own. `left` is what a dead process has left of its device.
 fn start_loop(
-    (way, left): (Way, Option<Attachment>),
-    (name, uri, client): (&str, &RemoteUri, ClientName),
-    tls: ClientTlsArguments,
-    access: Access,
+    volume: VolumeAsked,
+    way: Way,
+    left: Option<Attachment>,
     events: Sender<Event>,
 ) -> Result<(), AttachError> {
-    let (name, uri) = (name.to_owned(), uri.clone());
     let run = move || {
-        let serve = || match Requests::open(&uri, &tls, access, client) {
+        let serve = || match Requests::open(&volume) {
             Ok(mut requests) => match way {
                 Way::Loop => {
-                    let made = VolumeFile::mount((&name, &uri), &requests);
+                    let made = VolumeFile::mount(&volume.name, &volume.uri, &requests);
                     serve_kernel(requests, made.map(|(kernel, file)| (kernel, Backing::File(file))), &events)
                 }
                 Way::Nbd => {

@@ -67,11 +67,7 @@ impl AttachedDevice {
     ///
     /// # Errors
     /// The kernel's.
-    pub(super) fn make(
-        backing: Backing,
-        info: &VolumeInfo,
-        (name, uri): (&str, &RemoteUri),
-    ) -> Result<Self, AttachError> {
+    pub(super) fn make(backing: Backing, info: &VolumeInfo, name: &str, uri: &RemoteUri) -> Result<Self, AttachError> {
         match backing {
             Backing::Ublk(added) => Ok(Self::Ublk(added)),
             Backing::Nbd(KernelSocket { socket, flags, request_bytes_max }) => {

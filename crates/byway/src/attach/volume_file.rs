@@ -51,10 +51,7 @@ pub(super) struct MountedFile {
 
 impl VolumeFile {
     /// Makes the volume's file, of that name.
-    pub(super) fn mount(
-        (name, uri): (&str, &RemoteUri),
-        requests: &Requests,
-    ) -> Result<(Self, MountedFile), AttachError> {
+    pub(super) fn mount(name: &str, uri: &RemoteUri, requests: &Requests) -> Result<(Self, MountedFile), AttachError> {
         let info = &requests.info;
         let options = MountOptions { source: uri.to_string(), read_only: info.read_only, ..MountOptions::default() };
         let (channel, mount) = mount_detached(&options)?;

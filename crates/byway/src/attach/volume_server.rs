@@ -114,6 +114,16 @@ pub(super) struct Access {
     pub shared: bool,
 }
 
+/// A volume to be opened.
+pub(super) struct VolumeAsked {
+    /// Of its device.
+    pub name: String,
+    pub uri: RemoteUri,
+    pub client: ClientName,
+    pub tls: ClientTlsArguments,
+    pub access: Access,
+}
+
 /// The volume, and the requests that it has to answer.
 pub(super) struct Requests {
     reactor: Reactor,
@@ -136,18 +146,14 @@ pub(super) struct Requests {
 
 impl Requests {
     /// Opens the volume, in the thread that is to serve it.
-    pub(super) fn open(
-        uri: &RemoteUri,
-        tls: &ClientTlsArguments,
-        access: Access,
-        client: ClientName,
-    ) -> Result<Self, AttachError> {
+    pub(super) fn open(volume: &VolumeAsked) -> Result<Self, AttachError> {
+        let &VolumeAsked { ref uri, ref tls, access, client, .. } = volume;
         // The kernel writes back through this thread when memory runs short: what it allocates must not wait for that.
         if let Err(error) = rustix::process::configure_io_flusher_behavior(true) {
             tracing::warn!(%error, "cannot mark this process as serving a block device (PR_SET_IO_FLUSHER)");
         }
         let mut reactor = Reactor::open(IoChoice::Auto, ATTACH_FRAME_BYTES).map_err(RemoteError::Loop)?;
-        let (volume, info) = open_volume(&mut reactor, uri, tls, (access.read_only, client))?;
+        let (volume, info) = open_volume(&mut reactor, uri, tls, access.read_only, client)?;
         Ok(Self {
             reactor,
             volume,
@@ -446,7 +452,8 @@ fn open_volume(
     reactor: &mut Reactor,
     uri: &RemoteUri,
     tls: &ClientTlsArguments,
-    (read_only, client): (bool, ClientName),
+    read_only: bool,
+    client: ClientName,
 ) -> Result<(Volume, VolumeInfo), RemoteError> {
     let name = uri.volume().ok_or_else(|| RemoteError::NoVolume(uri.to_string()))?;
     let secure = uri.wants_tls().then(|| tls.client(uri.host())).transpose()?;

@@ -225,7 +225,7 @@ pub fn run(arguments: &CopyArguments) -> Result<ExitCode, CopyCommandError> {
     let mut reactor = Reactor::open(arguments.io, frame_bytes).map_err(CopyCommandError::Loop)?;
     let source = location::open_source(&mut reactor, from, reach)?;
     let mut ends = Ends { source, found: None, destination: None };
-    let ended = copy_between(&mut reactor, arguments, &mut ends, (reach, depth));
+    let ended = copy_between(&mut reactor, arguments, &mut ends, reach, depth);
     remote::leave_after(&mut reactor, &mut ends.remotes(), &ended);
     match ended {
         Err(stopped @ CopyCommandError::Copy { error: CopyError::Stopped { .. }, .. }) => {
@@ -260,14 +260,15 @@ fn copy_between(
     reactor: &mut Reactor,
     arguments: &CopyArguments,
     ends: &mut Ends,
-    (reach, depth): (Reach<'_>, usize),
+    reach: Reach<'_>,
+    depth: usize,
 ) -> Result<(Copied, f64), CopyCommandError> {
     let (from, to) = (&arguments.source, &arguments.destination);
     let source = &mut ends.source;
     if !arguments.raw {
         location::check_format(from, source, to)?;
     }
-    let found = location::find_destination(reactor, to, (from, source), reach)?;
+    let found = location::find_destination(reactor, to, from, source, reach)?;
     let found = &*ends.found.insert(found.ok_or_else(|| CopyCommandError::Same(to.to_string()))?);
     let resume_path = resume_path(arguments);
     let resume = |source| resume_failed(arguments, found, &resume_path, source);
@@ -289,7 +290,7 @@ fn copy_between(
         log.clear().map_err(resume)?;
     }
     let Some(found) = ends.found.take() else { return Err(CopyCommandError::Same(to.to_string())) };
-    let destination = ends.destination.insert(location::open_destination(reactor, to, found, (bytes, goes_on))?);
+    let destination = ends.destination.insert(location::open_destination(reactor, to, found, bytes, goes_on)?);
     note_larger(to, destination, bytes);
     let started = reactor.now();
     let mut teller = Teller::new(bytes, started).map_err(CopyCommandError::Signals)?;

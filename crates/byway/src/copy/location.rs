@@ -275,7 +275,8 @@ pub(super) struct Reach<'a> {
 fn connect(
     reactor: &mut Reactor,
     uri: &RemoteUri,
-    (class, read_only): (u8, bool),
+    class: u8,
+    read_only: bool,
     Reach { connections, tls }: Reach<'_>,
     other: Option<&mut Remote>,
 ) -> Result<(Remote, RemoteInfo), RemoteError> {
@@ -296,7 +297,7 @@ pub(super) fn open_source(reactor: &mut Reactor, place: &Location, reach: Reach<
             .map(|file| Opened::File(Box::new(file)))
             .map_err(|source| LocationError::Source { path: path.clone(), source }),
         Location::Remote(uri) => {
-            let (remote, info) = connect(reactor, uri, (SOURCE_CLASS, true), reach, None)?;
+            let (remote, info) = connect(reactor, uri, SOURCE_CLASS, true, reach, None)?;
             Ok(Opened::Remote(Box::new(RemoteEndpoint::new(remote, info, false))))
         }
         Location::Tree(uri) => Err(RemoteError::NoVolume(uri.to_string()).into()),
@@ -321,17 +322,17 @@ pub(super) fn check_format(from: &Location, source: &mut Opened, to: &Location) 
 pub(super) fn find_destination(
     reactor: &mut Reactor,
     place: &Location,
-    (from, source): (&Location, &mut Opened),
+    from: &Location,
+    source: &mut Opened,
     reach: Reach<'_>,
 ) -> Result<Option<Found>, LocationError> {
     let bytes = source.endpoint().bytes();
     match place {
-        Location::Path(path) => find_path((from, source), path).map_err(|error| unclaimed(path, error)),
+        Location::Path(path) => find_path(from, source, path).map_err(|error| unclaimed(path, error)),
         Location::Remote(_) if place == from => Ok(None),
         Location::Remote(uri) => {
             let mut other = source.remote();
-            let how = (DESTINATION_CLASS, false);
-            let (mut remote, info) = connect(reactor, uri, how, reach, other.as_deref_mut())?;
+            let (mut remote, info) = connect(reactor, uri, DESTINATION_CLASS, false, reach, other.as_deref_mut())?;
             let mut all = vec![&mut remote];
             all.extend(other);
             let is_blank = fits(place, &info, bytes).and_then(|()| Ok(remote::is_blank(reactor, &mut all, &info)?));
@@ -364,7 +365,8 @@ pub(super) fn open_destination(
     reactor: &mut Reactor,
     place: &Location,
     found: Found,
-    (bytes, keep): (u64, bool),
+    bytes: u64,
+    keep: bool,
 ) -> Result<Opened, LocationError> {
     match (place, found) {
         (_, Found::Remote { remote, info, occupied }) => {
@@ -390,7 +392,7 @@ fn unclaimed(path: &Path, error: ClaimError) -> LocationError {
 
 /// Claims what is at a path, from before it is looked at until the copy has ended; `None` if it is the source itself,
 /// by its path or as the volume that a server of this machine makes of it.
-fn find_path((from, source): (&Location, &Opened), to: &Path) -> Result<Option<Found>, ClaimError> {
+fn find_path(from: &Location, source: &Opened, to: &Path) -> Result<Option<Found>, ClaimError> {
     let there = match std::fs::metadata(to) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Some(Found::Path { claim: None })),
         there => there?,

@@ -64,14 +64,20 @@ impl Teller {
     }
 
     /// The same for files of a tree, whose total grows while the source is walked.
-    pub(super) fn tell_files(&mut self, label: String, (done, found): (u64, u64), now: Instant) -> ControlFlow<()> {
+    pub(super) fn tell_files(
+        &mut self,
+        label: String,
+        done_bytes: u64,
+        found_bytes: u64,
+        now: Instant,
+    ) -> ControlFlow<()> {
         if !self.bar.is_hidden() {
-            self.bar.set_length(found);
+            self.bar.set_length(found_bytes);
             self.bar.set_message(label);
-            self.bar.set_position(done);
+            self.bar.set_position(done_bytes);
         } else if now >= self.lines.next {
             self.lines.next = now + LINE_TIME;
-            output::note(format_args!("{label}: {} of {}", show_size(done), show_size(found)));
+            output::note(format_args!("{label}: {} of {}", show_size(done_bytes), show_size(found_bytes)));
         }
         if self.stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
     }

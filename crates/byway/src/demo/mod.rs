@@ -215,7 +215,7 @@ fn demonstrate(arguments: &DemoArguments, path: &Path, workplace: &Workplace) ->
         show(&mut out, &rows)?;
     }
     let (bytes, wanted) = rows.first().map_or((0, 0), |row| (row.bytes, row.crc32c));
-    let restart = restart::show(&spec, workplace.folder(), arguments.io, (bytes, wanted))?;
+    let restart = restart::show(&spec, workplace.folder(), arguments.io, bytes, wanted)?;
     let mount = mount::show(workplace.folder(), arguments.io)?;
     let far = far::show(workplace.folder(), arguments.io)?;
     let shared = shared::show()?;

@@ -53,7 +53,8 @@ pub(super) fn show(
     spec: &VolumeSpec,
     folder: &Path,
     io: IoChoice,
-    (bytes, wanted): (u64, u32),
+    bytes: u64,
+    wanted: u32,
 ) -> Result<Restart, DemoError> {
     let mut node = ChildNode::new(["--volume", &spec::format(spec)], folder.join("killed"), io);
     node.start().and_then(|()| node.wait_until_ready()).map_err(DemoError::Child)?;

@@ -143,9 +143,24 @@ pub struct Ready {
     pub address: Address,
 }
 
-struct Loop {
-    sender: Sender<Message>,
+/// Sends a loop messages.
+#[derive(Clone, Debug)]
+struct LoopSender {
+    messages: Sender<Message>,
     waker: Waker,
+}
+
+impl LoopSender {
+    /// Wakes the loop for the message. False if its thread has ended.
+    fn send(&self, message: Message) -> bool {
+        let sent = self.messages.send(message).is_ok();
+        self.waker.wake();
+        sent
+    }
+}
+
+struct Loop {
+    sender: LoopSender,
     thread: std::thread::JoinHandle<()>,
     ended: Receiver<()>,
 }
@@ -224,7 +239,7 @@ impl Node {
                 receiver,
             };
             let (started, one) = start_loop(assignment, sender, peers.clone())?;
-            peers.insert(0, (one.sender.clone(), one.waker.clone()));
+            peers.insert(0, one.sender.clone());
             self.ready.extend(started.ready);
             self.io = started.io;
             self.loops.push(one);
@@ -286,8 +301,7 @@ impl Node {
 
     fn tell_all(&self, message: impl Fn() -> Message) {
         for one in &self.loops {
-            let _ = one.sender.send(message());
-            one.waker.wake();
+            one.sender.send(message());
         }
     }
 
@@ -307,8 +321,7 @@ impl Node {
             let left = deadline.saturating_duration_since(Instant::now());
             if one.ended.recv_timeout(left) == Err(std::sync::mpsc::RecvTimeoutError::Timeout) {
                 clean = false;
-                let _ = one.sender.send(Message::Stop);
-                one.waker.wake();
+                one.sender.send(Message::Stop);
             }
         }
         for one in self.loops {
@@ -354,8 +367,8 @@ impl Drop for EndWatch {
 
 fn start_loop(
     assignment: Assignment,
-    sender: Sender<Message>,
-    peers: Vec<(Sender<Message>, Waker)>,
+    messages: Sender<Message>,
+    peers: Vec<LoopSender>,
 ) -> Result<(Started, Loop), StartError> {
     let (report, reported) = channel();
     let (end, ended) = channel();
@@ -383,8 +396,8 @@ fn start_loop(
             return Err(error);
         }
     };
-    let waker = started.waker.clone();
-    Ok((started, Loop { sender, waker, thread, ended }))
+    let sender = LoopSender { messages, waker: started.waker.clone() };
+    Ok((started, Loop { sender, thread, ended }))
 }
 
 #[cfg(test)]

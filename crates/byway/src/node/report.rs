@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Sender, channel};
+use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -14,12 +14,13 @@ use byway_frontend::http::{
     Report, ShareSnapshot, SlowOperation, Snapshot, VolumeSnapshot,
 };
 use byway_frontend::nbd::server::NbdClient;
-use byway_reactor::{Counters, Waker, mapped_memory};
+use byway_reactor::{Counters, mapped_memory};
 use byway_service::block::{Engine, Slow, StoreTimes, Volume, VolumeCounters, VolumeId};
 use byway_service::file::server::{ShareCounters, ShareReport};
 use byway_service::host::{PeerFeedback, keep_busiest};
 use byway_service::memory::{BorrowerStatus, Lending, LendingStatus};
 
+use super::LoopSender;
 use super::worker::Message;
 use crate::limits::{PEERS_REPORTED_MAX, SLOW_OPERATIONS_MAX};
 
@@ -52,7 +53,7 @@ pub(super) struct VolumeReport {
 }
 
 impl VolumeReport {
-    pub(super) fn new(engine: &Engine, (volume, id): (&Arc<Volume>, VolumeId), now: byway_reactor::Instant) -> Self {
+    pub(super) fn new(engine: &Engine, volume: &Arc<Volume>, id: VolumeId, now: byway_reactor::Instant) -> Self {
         let last_failure = volume.last_failure().map(|failure| FailureSnapshot {
             operation: failure.operation.name().to_owned(),
             offset: failure.offset,
@@ -102,7 +103,7 @@ impl SlowOperations {
 /// Asks a node's loops how they are. Outlives the node: then it says that it is not ready.
 #[derive(Clone, Debug)]
 pub struct NodeReport {
-    loops: Arc<Vec<(Sender<Message>, Waker)>>,
+    loops: Arc<Vec<LoopSender>>,
     slow: Arc<SlowOperations>,
     io: String,
     started: Instant,
@@ -112,7 +113,7 @@ pub struct NodeReport {
 
 impl NodeReport {
     pub(super) fn new(
-        loops: Vec<(Sender<Message>, Waker)>,
+        loops: Vec<LoopSender>,
         slow: Arc<SlowOperations>,
         io: String,
         lending: Option<Arc<Lending>>,
@@ -131,11 +132,9 @@ impl NodeReport {
         let asked: Vec<_> = self
             .loops
             .iter()
-            .map(|(sender, waker)| {
+            .map(|one| {
                 let (answer, answered) = channel();
-                let sent = sender.send(Message::Report(answer)).is_ok();
-                waker.wake();
-                sent.then_some(answered)
+                one.send(Message::Report(answer)).then_some(answered)
             })
             .collect();
         let deadline = Instant::now() + ANSWER_TIME_MAX;
@@ -168,7 +167,7 @@ impl Report for NodeReport {
         }
         let mut frontends: Vec<FrontendSnapshot> = Vec::new();
         let mut volumes: BTreeMap<String, VolumeReport> = BTreeMap::new();
-        let mut shares: BTreeMap<String, (ShareCounters, u64)> = BTreeMap::new();
+        let mut shares: BTreeMap<String, ShareSums> = BTreeMap::new();
         let mut peers: Vec<PeerFeedback> = Vec::new();
         for report in reports {
             snapshot.nbd_clients.extend(report.nbd_clients);
@@ -197,9 +196,9 @@ impl Report for NodeReport {
                 volumes.insert(name, sum);
             }
             for one in report.shares {
-                let (counters, clients) = shares.entry(one.share.name().to_owned()).or_default();
-                *counters = counters.plus(one.counters);
-                *clients += one.clients;
+                let sums = shares.entry(one.share.name().to_owned()).or_default();
+                sums.counters = sums.counters.plus(one.counters);
+                sums.clients += one.clients;
             }
         }
         let rate = |client: &NbdClientSnapshot| client.send_bytes_per_second + client.receive_bytes_per_second;
@@ -209,7 +208,7 @@ impl Report for NodeReport {
         snapshot.peers = peers.iter().map(peer).collect();
         snapshot.frontends = frontends;
         snapshot.volumes = volumes.into_values().map(volume).collect();
-        snapshot.shares = shares.into_iter().map(share).collect();
+        snapshot.shares = shares.into_iter().map(|(name, sums)| share(name, sums)).collect();
         snapshot
     }
 }
@@ -305,7 +304,14 @@ fn volume(report: VolumeReport) -> VolumeSnapshot {
     }
 }
 
-fn share((name, (counters, clients)): (String, (ShareCounters, u64))) -> ShareSnapshot {
+/// A share on all loops.
+#[derive(Default)]
+struct ShareSums {
+    counters: ShareCounters,
+    clients: u64,
+}
+
+fn share(name: String, ShareSums { counters, clients }: ShareSums) -> ShareSnapshot {
     let ShareCounters { reads, writes, syncs, changes, queries, read_bytes, written_bytes, store_errors } = counters;
     ShareSnapshot { name, clients, reads, writes, syncs, changes, queries, read_bytes, written_bytes, store_errors }
 }

@@ -55,11 +55,11 @@ fn a_loop_that_does_not_confirm_is_counted() {
     let volume = memory("m");
     let mut node = Node::start(options(&[&volume], Address::Unix(folder.path().join("nbd")))).unwrap();
     // One whose messages nobody takes.
-    let (sender, untaken) = channel();
+    let (messages, untaken) = channel();
     let (_end, ended) = channel();
-    let real: Vec<_> = node.loops.iter().map(|one| (one.sender.clone(), one.waker.clone())).collect();
-    let waker = node.loops[0].waker.clone();
-    node.loops.push(Loop { sender, waker, thread: std::thread::spawn(|| ()), ended });
+    let real: Vec<_> = node.loops.iter().map(|one| one.sender.clone()).collect();
+    let sender = LoopSender { messages, waker: node.loops[0].sender.waker.clone() };
+    node.loops.push(Loop { sender, thread: std::thread::spawn(|| ()), ended });
     // Once the others have confirmed, the node is told to end: that one is waited for no longer.
     let hour = patience(3600);
     let ending = Arc::clone(&hour.ending);
@@ -67,9 +67,8 @@ fn a_loop_that_does_not_confirm_is_counted() {
         // It is the last to be told.
         let messages: Vec<_> = untaken.iter().take(2).collect();
         let (confirm, confirmed) = channel();
-        for (sender, waker) in &real {
-            sender.send(Message::Allow(Vec::new(), confirm.clone())).unwrap();
-            waker.wake();
+        for one in &real {
+            assert!(one.send(Message::Allow(Vec::new(), confirm.clone())));
         }
         for _ in &real {
             confirmed.recv().unwrap();
@@ -93,8 +92,7 @@ fn the_end_of_a_loop_that_was_not_told_to_is_told() {
         let on_failure = Arc::new(move || failed.send(()).unwrap());
         let node = Node::start(NodeOptions { on_failure, ..options }).unwrap();
         assert_eq!(failure.try_recv(), Err(std::sync::mpsc::TryRecvError::Empty));
-        node.loops[which].sender.send(Message::Panic).unwrap();
-        node.loops[which].waker.wake();
+        assert!(node.loops[which].sender.send(Message::Panic));
         failure.recv_timeout(Duration::from_secs(60)).unwrap();
         assert!(node.stop(Duration::from_secs(60)), "the others end as they are told");
         assert!(failure.recv().is_err(), "that was no failure");

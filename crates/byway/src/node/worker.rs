@@ -9,7 +9,6 @@ use byway_frontend::http::FrontendSnapshot;
 use byway_frontend::nbd::server::{LoopContext, NBD_CLASS, NbdFrontend, NbdOptions};
 use byway_reactor::{
     Address, Completion, Detached, Errno, FramePool, Instant, Listener, Op, Outcome, Reactor, Socket, Token, Wait,
-    Waker,
 };
 use byway_rpc::session::Spoken;
 use byway_service::block::server::Volumes;
@@ -22,7 +21,7 @@ use byway_service::memory::{Lender, Lending};
 
 use super::load::Loads;
 use super::report::{LoopReport, SlowOperations, VolumeReport, nbd_client};
-use super::{Assignment, Ready, StartError, Started};
+use super::{Assignment, LoopSender, Ready, StartError, Started};
 use crate::address::Cidr;
 use crate::admission::peer_allowed;
 use crate::limits::PEERS_REPORTED_MAX;
@@ -74,7 +73,7 @@ pub(super) struct Worker {
     shares: Shares,
     lender: Lender,
     listeners: Vec<(Listener, Address)>,
-    peers: Vec<(Sender<Message>, Waker)>,
+    peers: Vec<LoopSender>,
     loads: Arc<Loads>,
     receiver: Receiver<Message>,
     allow: Vec<Cidr>,
@@ -96,10 +95,7 @@ fn spoken(lending: Option<&Arc<Lending>>) -> (Vec<Spoken>, Lender) {
 
 impl Worker {
     /// Opens the loop on this thread, and its front ends.
-    pub(super) fn open(
-        assignment: Assignment,
-        peers: Vec<(Sender<Message>, Waker)>,
-    ) -> Result<(Self, Started), StartError> {
+    pub(super) fn open(assignment: Assignment, peers: Vec<LoopSender>) -> Result<(Self, Started), StartError> {
         let Assignment { index, options, nbd, native: native_listeners, registry, files, loads, slow, receiver } =
             assignment;
         let frames = options.frame_bytes / options.threads.max(1);
@@ -311,11 +307,11 @@ impl Worker {
                 }
                 let place = self.loads.place();
                 if place != self.index
-                    && let Some((sender, waker)) = self.peers.get(place.wrapping_sub(1))
+                    && let Some(peer) = self.peers.get(place.wrapping_sub(1))
                     && let Some(fd) = self.reactor.release(socket)
                 {
-                    let _ = sender.send(Message::Stream(fd));
-                    return waker.wake();
+                    peer.send(Message::Stream(fd));
+                    return;
                 }
                 self.loads.take(place);
                 let (nbd, mut context) = self.nbd_and_context();
@@ -442,7 +438,7 @@ impl Worker {
         };
         let now = self.reactor.now();
         let volumes = self.catalog.entries();
-        let volumes = volumes.map(|volume| VolumeReport::new(&self.engine, volume, now));
+        let volumes = volumes.map(|(volume, id)| VolumeReport::new(&self.engine, volume, id, now));
         let clients = self.nbd.busiest_clients(&self.reactor, PEERS_REPORTED_MAX);
         let volume_of = |id| self.engine.volume(id).map_or("", |volume| volume.name());
         LoopReport {

@@ -168,10 +168,10 @@ fn copy_between(arguments: &CopyArguments, source: &Side, destination: &Side) ->
             if source.contains(destination) {
                 return Err(TreeError::Within(Place::below(&destination.shown(), b"")));
             }
-            let top = top(&run, (from, facts), destination)?;
+            let top = top(&run, &from, facts, destination)?;
             (run, Source::Tree(top))
         }
-        Origin::Entry(parent, name, facts) => entry(run, (parent, name, facts), source, destination)?,
+        Origin::Entry(parent, name, facts) => entry(run, parent, name, facts, source, destination)?,
     };
     let started = std::time::Instant::now();
     let mut teller = Teller::new(0, Instant::ZERO).map_err(TreeError::Signals)?;
@@ -182,7 +182,7 @@ fn copy_between(arguments: &CopyArguments, source: &Side, destination: &Side) ->
 }
 
 /// The tree's own directory at the destination, made if nothing is there.
-fn top(run: &Run, (from, facts): (Arc<dyn Directory>, Facts), destination: &Side) -> Result<Arc<Folder>, TreeError> {
+fn top(run: &Run, from: &Arc<dyn Directory>, facts: Facts, destination: &Side) -> Result<Arc<Folder>, TreeError> {
     let (to, was_there, parent) = match destination.target()? {
         Target::Directory(to) => (to, true, None),
         Target::Named(parent, name) => {
@@ -216,7 +216,7 @@ fn top(run: &Run, (from, facts): (Arc<dyn Directory>, Facts), destination: &Side
         }
         run.remove_temporaries(&*to, b"").map_err(TreeError::Top)?;
     }
-    Ok(Arc::new(folder(&from, to, (!is_shared).then_some(facts), parent, None)))
+    Ok(Arc::new(folder(from, to, (!is_shared).then_some(facts), parent, None)))
 }
 
 /// The bit of a directory in which users remove their own files alone (`/tmp`).
@@ -225,7 +225,9 @@ const STICKY: u32 = 0o1000;
 /// One entry, under its own name in a directory, or under a new one.
 fn entry(
     mut run: Run,
-    (from, name, facts): (Arc<dyn Directory>, Vec<u8>, Facts),
+    from: Arc<dyn Directory>,
+    name: Vec<u8>,
+    facts: Facts,
     source: &Side,
     destination: &Side,
 ) -> Result<(Run, Source), TreeError> {
@@ -259,7 +261,7 @@ fn tell(run: &Run, teller: &mut Teller, started: std::time::Instant, is_lost: bo
     let doing = if is_lost { "no session with the server, retrying" } else { "copying" };
     let label = format!("{doing}, {done} of {} files", get(&counts.found));
     let now = Instant::ZERO + started.elapsed();
-    teller.tell_files(label, (get(&counts.done_bytes), get(&counts.found_bytes)), now)
+    teller.tell_files(label, get(&counts.done_bytes), get(&counts.found_bytes), now)
 }
 
 fn conclude(run: &Run, seconds: f64, json: bool) -> Result<ExitCode, TreeError> {

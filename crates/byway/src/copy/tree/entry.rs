@@ -135,9 +135,9 @@ impl Entry {
     fn copy_file(&self, run: &Run, there: Option<Facts>, buffers: &mut Buffers) -> Result<Done, Failure> {
         let (from, path) = (self.open_source(run)?, self.path());
         let before = from.facts().map_err(self.of_source(run, "look at"))?;
-        if there.is_some_and(|there| before.seems_equal(&there)) && self.is_complete(run, (&from, &before), buffers)? {
+        if there.is_some_and(|there| before.seems_equal(&there)) && self.is_complete(run, &from, &before, buffers)? {
             if let Some(there) = there.filter(|there| there.mode != before.mode_of_copy()) {
-                self.correct_mode(run, (&from, &before), &there)?;
+                self.correct_mode(run, &from, &before, &there)?;
             }
             return Ok(Done::PassedOver);
         }
@@ -146,8 +146,8 @@ impl Entry {
         let mut guard = Temporary { directory: &*self.folder.to, name: Some(temporary.clone()) };
         let created = self.folder.to.create_file(&temporary);
         let to: Arc<dyn OpenFile> = created.map_err(self.of_destination(run, "make"))?.into();
-        let moving = Moving::new(run, (&from, &to), &path, (before.size, before.has_holes()), Purpose::Copy);
-        let moved = moving.run(run, buffers).and_then(|()| self.complete(run, (&from, &before), &to, buffers));
+        let moving = Moving::new(run, &from, &to, &path, &before, Purpose::Copy);
+        let moved = moving.run(run, buffers).and_then(|()| self.complete(run, &from, &before, &to, buffers));
         if let Err(failure) = moved {
             run.counts.done_bytes.fetch_sub(moving.moved(), Ordering::Relaxed);
             // Before it is closed: the client has the server let go at once of a file that was removed, which frees its room.
@@ -160,14 +160,9 @@ impl Entry {
     }
 
     /// A complete copy has another mode than its source. One that has the source's is not looked at: no copy gives it the ACL's mask.
-    fn correct_mode(
-        &self,
-        run: &Run,
-        (from, before): (&Arc<dyn OpenFile>, &Facts),
-        there: &Facts,
-    ) -> Result<(), Failure> {
+    fn correct_mode(&self, run: &Run, from: &Arc<dyn OpenFile>, before: &Facts, there: &Facts) -> Result<(), Failure> {
         let to = self.folder.to.open_file(&self.new_name).map_err(self.of_destination(run, "open"))?;
-        let mode = run.mode_of_complete((&**from, before), &*to, [&self.path(), &self.new_path()])?;
+        let mode = run.mode_of_complete(&**from, before, &*to, [&self.path(), &self.new_path()])?;
         if there.mode == mode {
             return Ok(());
         }
@@ -187,7 +182,8 @@ impl Entry {
     fn is_complete(
         &self,
         run: &Run,
-        (from, before): (&Arc<dyn OpenFile>, &Facts),
+        from: &Arc<dyn OpenFile>,
+        before: &Facts,
         buffers: &mut Buffers,
     ) -> Result<bool, Failure> {
         if !run.options.verify {
@@ -196,7 +192,7 @@ impl Entry {
         let there: Arc<dyn OpenFile> =
             self.folder.to.open_file(&self.new_name).map_err(self.of_destination(run, "open"))?.into();
         there.drop_cached();
-        let compared = Moving::new(run, (from, &there), &self.path(), (before.size, false), Purpose::Compare);
+        let compared = Moving::new(run, from, &there, &self.path(), before, Purpose::Compare);
         match compared.run(run, buffers) {
             Err(Failure::Differs { .. }) => Ok(false),
             done => done.map(|()| true),
@@ -207,7 +203,8 @@ impl Entry {
     fn complete(
         &self,
         run: &Run,
-        (from, before): (&Arc<dyn OpenFile>, &Facts),
+        from: &Arc<dyn OpenFile>,
+        before: &Facts,
         to: &Arc<dyn OpenFile>,
         buffers: &mut Buffers,
     ) -> Result<(), Failure> {
@@ -219,11 +216,11 @@ impl Entry {
             return Err(Failure::Changed(run.source(&self.path())));
         }
         let unset = self.of_destination(run, "set rights and times");
-        run.copy_attributes((&**from, before), &**to, &self.path(), unset)?;
+        run.copy_attributes(&**from, before, &**to, &self.path(), unset)?;
         to.sync().map_err(self.of_destination(run, "sync"))?;
         if run.options.verify {
             to.drop_cached();
-            Moving::new(run, (from, to), &self.path(), (before.size, false), Purpose::Compare).run(run, buffers)?;
+            Moving::new(run, from, to, &self.path(), before, Purpose::Compare).run(run, buffers)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::failure::Failure;
 use super::run::{Run, add, get};
-use super::side::OpenFile;
+use super::side::{Facts, OpenFile};
 
 /// What is done with the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,16 +50,17 @@ pub(super) struct Buffers([Vec<u8>; 2]);
 const SERVER_PIECE_BYTES: u64 = 16 << 20;
 
 impl Moving {
-    /// For a source that has so many bytes, and holes or not.
+    /// Of a source with these attributes.
     pub(super) fn new(
         run: &Run,
-        (from, to): (&Arc<dyn OpenFile>, &Arc<dyn OpenFile>),
+        from: &Arc<dyn OpenFile>,
+        to: &Arc<dyn OpenFile>,
         path: &[u8],
-        (bytes, is_sparse): (u64, bool),
+        facts: &Facts,
         purpose: Purpose,
     ) -> Arc<Self> {
         // All bytes are compared, so that a hole at the destination that should have data is noticed, and the reverse.
-        let is_sparse = is_sparse && purpose == Purpose::Copy;
+        let (bytes, is_sparse) = (facts.size, facts.has_holes() && purpose == Purpose::Copy);
         let of_one_server = purpose == Purpose::Copy && from.of_share().is_some() && to.of_share().is_some();
         let request_bytes = run.options.request_bytes as u64;
         let state =

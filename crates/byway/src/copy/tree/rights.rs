@@ -57,7 +57,8 @@ impl Run {
     /// Gives a copy the attributes of its source. `unset` is the failure of the last step.
     pub(super) fn copy_attributes(
         &self,
-        (from, facts): (&dyn Attributed, &Facts),
+        from: &dyn Attributed,
+        facts: &Facts,
         to: &dyn Attributed,
         path: &[u8],
         unset: impl FnOnce(Errno) -> Failure,
@@ -73,7 +74,8 @@ impl Run {
     /// It is not known whether one of the two has an ACL: without that, the group could get the rights of the mask.
     pub(super) fn mode_of_complete(
         &self,
-        (from, facts): (&dyn Attributed, &Facts),
+        from: &dyn Attributed,
+        facts: &Facts,
         to: &dyn Attributed,
         [path, new_path]: [&[u8]; 2],
     ) -> Result<u32, Failure> {
@@ -193,10 +195,10 @@ mod tests {
             let run = Run::new(options, ["from", "to"].map(str::to_owned)).unwrap();
             let from = File { acl: Some(acl()).into(), ..File::default() };
             let to = File { refuses_acls, ..File::default() };
-            run.copy_attributes((&from, &facts(0o4660)), &to, b"file", |error| panic!("{error}")).unwrap();
+            run.copy_attributes(&from, &facts(0o4660), &to, b"file", |error| panic!("{error}")).unwrap();
             assert_eq!((to.mode.get(), get(&run.counts.xattrs_refused)), (mode, u64::from(refuses_acls)));
             // Nor when a later copy finds the file complete.
-            let complete = |from: &File, to: &File| run.mode_of_complete((from, &facts(0o660)), to, [b"file"; 2]);
+            let complete = |from: &File, to: &File| run.mode_of_complete(from, &facts(0o660), to, [b"file"; 2]);
             assert_eq!(complete(&from, &to).unwrap(), mode);
             // An ACL that cannot be read is not taken for none, on either side.
             let unreadable = |fails| File { fails: Some(fails), ..File::default() };

@@ -234,7 +234,7 @@ impl Run {
             }
             if let Some(facts) = &folder.facts {
                 let unset = |source| Failure::Call { place: place(), doing: "set rights and times", source };
-                self.copy_attributes((&*folder.from, facts), &*folder.to, &folder.path, unset)?;
+                self.copy_attributes(&*folder.from, facts, &*folder.to, &folder.path, unset)?;
             }
             folder.to.sync().map_err(|source| Failure::Call { place: place(), doing: "sync", source })
         })?;
