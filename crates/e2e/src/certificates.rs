@@ -21,6 +21,12 @@ struct Authority {
     pem: String,
 }
 
+/// A certificate and its key, in PEM.
+struct Signed {
+    certificate: String,
+    key: String,
+}
+
 impl Authority {
     fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(vec![]).expect("no names");
@@ -32,8 +38,7 @@ impl Authority {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// A certificate and its key.
-    fn sign(&self, name: &str, names: &[&str], expired: bool) -> (String, String) {
+    fn sign(&self, name: &str, names: &[&str], expired: bool) -> Signed {
         let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
         let mut params = CertificateParams::new(names).expect("names");
         params.distinguished_name.push(DnType::CommonName, name);
@@ -45,7 +50,7 @@ impl Authority {
         }
         let key = KeyPair::generate().expect("random numbers");
         let certificate = params.signed_by(&key, &self.issuer).expect("it signs");
-        (certificate.pem(), key.serialize_pem())
+        Signed { certificate: certificate.pem(), key: key.serialize_pem() }
     }
 }
 
@@ -68,7 +73,7 @@ impl Certificates {
         let this = Self { folder: folder.to_owned(), ours: Authority::new("the tests' authority") };
         let (ours, another) = (&this.ours, Authority::new("another authority"));
         this.write("ca-cert.pem", &ours.pem);
-        this.write_pair("server", ours.sign("server", &["localhost", "127.0.0.1", "::1"], false));
+        this.write_pair("server", &ours.sign("server", &["localhost", "127.0.0.1", "::1"], false));
         for (client, signer, trusted, expired) in [
             ("client", Some(ours), ours, false),
             ("other", Some(ours), ours, false),
@@ -82,7 +87,7 @@ impl Certificates {
             if let Some(signer) = signer {
                 this.write_pair(
                     &format!("{client}/client"),
-                    signer.sign(client, &[&format!("{client}.test")], expired),
+                    &signer.sign(client, &[&format!("{client}.test")], expired),
                 );
             }
         }
@@ -131,8 +136,8 @@ impl Certificates {
         std::fs::write(self.folder.join(name), text).expect("room");
     }
 
-    fn write_pair(&self, name: &str, (certificate, key): (String, String)) {
-        self.write(&format!("{name}-cert.pem"), &certificate);
-        self.write(&format!("{name}-key.pem"), &key);
+    fn write_pair(&self, name: &str, signed: &Signed) {
+        self.write(&format!("{name}-cert.pem"), &signed.certificate);
+        self.write(&format!("{name}-key.pem"), &signed.key);
     }
 }

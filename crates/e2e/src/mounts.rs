@@ -90,7 +90,7 @@ impl MountRig {
         std::fs::create_dir_all(&at).expect("a folder");
         let log = self.path(&format!("{name}.log"));
         File::create(&log).expect("a log");
-        let (child, ready) = start(command, (&at, &log), uri, more);
+        let (child, ready) = start(command, &at, &log, uri, more);
         let mount = Mount { at, log, child };
         let line = ready.recv_timeout(LIMIT).unwrap_or_default();
         assert!(line.starts_with("ready mount "), "{line}\n{}", mount.log());
@@ -99,7 +99,7 @@ impl MountRig {
 }
 
 /// Starts the process of a mount, and says what its first line is.
-fn start(mut command: Command, (at, log): (&Path, &Path), uri: &str, more: &[&str]) -> (Child, mpsc::Receiver<String>) {
+fn start(mut command: Command, at: &Path, log: &Path, uri: &str, more: &[&str]) -> (Child, mpsc::Receiver<String>) {
     command.arg("mount").arg(uri).arg(at).args(more);
     let log = File::options().append(true).open(log).expect("a log");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
@@ -186,7 +186,7 @@ impl Mount {
     /// # Panics
     /// If either fails.
     pub fn take_over(&mut self, uri: &str) {
-        let (child, ready) = start(Command::new(binary()), (&self.at, &self.log), uri, &["--takeover"]);
+        let (child, ready) = start(Command::new(binary()), &self.at, &self.log, uri, &["--takeover"]);
         let mut before = std::mem::replace(&mut self.child, child);
         let line = ready.recv_timeout(LIMIT).unwrap_or_default();
         let ended = until(Instant::now() + LIMIT, "the end of the process before", || {
