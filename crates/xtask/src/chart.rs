@@ -85,7 +85,7 @@ fn render(medians: &[Value]) -> Result<String> {
         let left = LABELS + index as f64 * (PANEL + PANEL_GAP);
         scale(&mut svg, panel, left, height - 40.0)?;
         for (group, case) in cases.iter().enumerate() {
-            bars(&mut svg, panel, (left, TOP + group as f64 * GROUP), medians, case)?;
+            bars(&mut svg, panel, left, TOP + group as f64 * GROUP, medians, case)?;
         }
     }
     let note = "Ratios to nbdkit's file plugin. A file of 1 GiB in memory, fio as the client, one virtual machine with 4 CPUs; docs/figures.md.";
@@ -117,7 +117,7 @@ fn scale(svg: &mut String, panel: &Panel, left: f64, bottom: f64) -> Result<()> 
     Ok(())
 }
 
-fn bars(svg: &mut String, panel: &Panel, (left, top): (f64, f64), medians: &[Value], case: &str) -> Result<()> {
+fn bars(svg: &mut String, panel: &Panel, left: f64, top: f64, medians: &[Value], case: &str) -> Result<()> {
     let of = |server: &str| medians.iter().find(|median| median["case"] == case && median["server"] == server);
     let reference = of(REFERENCE).with_context(|| format!("{MEASURED}: {case} has no row of {REFERENCE}"))?;
     let reference = figure(reference, panel.metric)?;

@@ -352,10 +352,12 @@ fn compare_scale(options: &ScaleOptions, settings: &BTreeMap<String, String>) ->
         numbers.dedup();
         numbers
     };
-    let numbers = (&or_default(&options.clients)[..], &or_default(&options.loops)[..]);
+    let (clients, loops) = (or_default(&options.clients), or_default(&options.loops));
     let disk = process::Scratch::new(Path::new("/var/tmp"))?;
-    let places = (file.as_path(), folder.path(), disk.path());
-    let rows = scale::run(&byway, places, numbers, options.only.as_deref(), (*rounds, *seconds))?;
+    let places = scale::Places { file: &file, folder: folder.path(), disk: disk.path() };
+    let (only, rounds, seconds) = (options.only.as_deref(), *rounds, *seconds);
+    let plan = scale::Plan { clients: &clients, loops: &loops, only, rounds, seconds };
+    let rows = scale::run(&byway, places, plan)?;
     for (name, value) in settings {
         println!("- {name}: {value}");
     }

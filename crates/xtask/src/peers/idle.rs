@@ -16,7 +16,7 @@ const SECONDS: u64 = 10;
 
 /// Opens NBD connections that finish the handshake and then are silent; gives a line for the document.
 pub fn nbd(id: u32, port: u16, count: usize) -> Result<String> {
-    watch(id, ("NBD connections", count), || handshake(port), read_one)
+    watch(id, "NBD connections", count, || handshake(port), read_one)
 }
 
 /// The same with sessions of byway's own wire, each with three connections.
@@ -26,12 +26,13 @@ pub fn native(id: u32, port: u16, count: usize) -> Result<String> {
         clients += 1;
         Session::open(port, clients)
     };
-    watch(id, ("sessions of byway's own wire", count), open, Session::ping)
+    watch(id, "sessions of byway's own wire", count, open, Session::ping)
 }
 
 fn watch<T>(
     id: u32,
-    (what, count): (&str, usize),
+    what: &str,
+    count: usize,
     mut open: impl FnMut() -> Result<T>,
     mut prove_alive: impl FnMut(&mut T) -> Result<()>,
 ) -> Result<String> {

@@ -36,7 +36,7 @@ pub fn native(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
         contestants: vec![
             ours(byway, "randread", 4 << 10, 32, seconds),
             // With the same client, which costs less than fio: else half of what is compared would be the clients.
-            Contestant { name: "nbdkit, byway's client", ..by_client(byway, &uri, "randread", (4 << 10, 32), seconds) },
+            Contestant { name: "nbdkit, byway's client", ..by_client(byway, &uri, "randread", 4 << 10, 32, seconds) },
             Contestant {
                 name: "nbdkit, fio",
                 run: Box::new(|| {
@@ -94,7 +94,7 @@ pub fn direct(byway: &Path, file: &Path, folder: &Path, rounds: usize, seconds: 
 }
 
 fn ours<'a>(byway: &'a Path, pattern: &'static str, block_bytes: u32, depth: u32, seconds: u32) -> Contestant<'a> {
-    by_client(byway, &format!("byway://127.0.0.1:{PORT}/v"), pattern, (block_bytes, depth), seconds)
+    by_client(byway, &format!("byway://127.0.0.1:{PORT}/v"), pattern, block_bytes, depth, seconds)
 }
 
 /// By way of `byway bench volume`.
@@ -102,7 +102,8 @@ fn by_client<'a>(
     byway: &'a Path,
     uri: &str,
     pattern: &'static str,
-    (block_bytes, depth): (u32, u32),
+    block_bytes: u32,
+    depth: u32,
     seconds: u32,
 ) -> Contestant<'a> {
     let uri = uri.to_owned();

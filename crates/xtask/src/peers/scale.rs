@@ -102,15 +102,33 @@ fn cases<'a>(nodes: &'a [Node], clients: &[u16]) -> Vec<(Case, &'a Node)> {
     cases
 }
 
-/// Runs all combinations in turns. `file` is served for reads, `disk` is a folder on a disk, for durable writes.
-pub fn run(
-    byway: &Path,
-    (file, folder, disk): (&Path, &Path, &Path),
-    (clients, loops): (&[u16], &[u16]),
-    only: Option<&str>,
-    (rounds, seconds): (usize, u32),
-) -> Result<Vec<Row>> {
-    let nodes = (PORT..).zip(loops).map(|(port, loops)| Node::start(byway, file, (folder, disk), *loops, port));
+/// Where the files of the nodes are.
+#[derive(Clone, Copy)]
+pub struct Places<'a> {
+    /// Served for reads.
+    pub file: &'a Path,
+    /// For sockets and logs.
+    pub folder: &'a Path,
+    /// A folder on a disk, for durable writes.
+    pub disk: &'a Path,
+}
+
+/// What is to be measured.
+#[derive(Clone, Copy)]
+pub struct Plan<'a> {
+    pub clients: &'a [u16],
+    pub loops: &'a [u16],
+    /// A part of the names of cases.
+    pub only: Option<&'a str>,
+    pub rounds: usize,
+    /// Of one measurement.
+    pub seconds: u32,
+}
+
+/// Runs all combinations in turns.
+pub fn run(byway: &Path, places: Places<'_>, plan: Plan<'_>) -> Result<Vec<Row>> {
+    let Plan { clients, loops, only, rounds, seconds } = plan;
+    let nodes = (PORT..).zip(loops).map(|(port, loops)| Node::start(byway, places, *loops, port));
     let nodes = nodes.collect::<Result<Vec<_>>>()?;
     let mut cases = cases(&nodes, clients);
     cases.retain(|(case, _)| only.is_none_or(|part| case.name().contains(part)));
@@ -136,7 +154,8 @@ pub fn run(
 }
 
 impl Node {
-    fn start(byway: &Path, file: &Path, (folder, disk): (&Path, &Path), loops: u16, port: u16) -> Result<Self> {
+    fn start(byway: &Path, places: Places<'_>, loops: u16, port: u16) -> Result<Self> {
+        let Places { file, folder, disk } = places;
         let path = |wire: &str| folder.join(format!("{wire}{loops}"));
         let (unix, shm, nbd, log) = (path("unix"), path("shm"), path("nbd"), path("log"));
         let durable = disk.join(format!("durable{loops}"));

@@ -126,7 +126,8 @@ fn passthrough(byway: &Path) -> Result<PathBuf> {
 /// A rate of work on a mount, and the CPU time that client and server used for each of `operations`.
 fn with_cpu(
     mount: &Mount<'_>,
-    (case, unit): (&'static str, Unit),
+    case: &'static str,
+    unit: Unit,
     operations: f64,
     work: impl FnOnce() -> Result<f64>,
 ) -> Result<Sample> {
@@ -142,9 +143,9 @@ fn reads(server: &Server<'_>, _: &Bench<'_>) -> Result<Vec<Sample>> {
     let mount = server.mount()?;
     let big = mount.at.join(BIG);
     let mebibytes = (std::fs::metadata(&big)?.len() >> 20) as f64;
-    let first = with_cpu(&mount, ("1 GiB read, cold", Unit::Megabytes), mebibytes, || work::read(&big))?;
+    let first = with_cpu(&mount, "1 GiB read, cold", Unit::Megabytes, mebibytes, || work::read(&big))?;
     let messages = mount.messages();
-    let again = with_cpu(&mount, ("1 GiB read again", Unit::Megabytes), mebibytes, || work::read(&big))?;
+    let again = with_cpu(&mount, "1 GiB read again", Unit::Megabytes, mebibytes, || work::read(&big))?;
     let other = ["dd", "if=big", "of=/dev/null", "bs=1M", "status=none"];
     let seconds = work::program(&other, &mount.at)?;
     let mut samples = vec![first, again];
@@ -161,8 +162,9 @@ fn messages_since(mount: &Mount<'_>, before: Option<u64>, case: &'static str) ->
 fn writes(server: &Server<'_>, _: &Bench<'_>) -> Result<Vec<Sample>> {
     let mount = server.mount()?;
     let path = mount.at.join("written");
-    let case = ("1 GiB write + fsync", Unit::Megabytes);
-    let sample = with_cpu(&mount, case, WRITTEN_MIB as f64, || work::write(&path, WRITTEN_MIB));
+    let sample = with_cpu(&mount, "1 GiB write + fsync", Unit::Megabytes, WRITTEN_MIB as f64, || {
+        work::write(&path, WRITTEN_MIB)
+    });
     std::fs::remove_file(&path)?;
     Ok(vec![sample?])
 }
@@ -196,7 +198,7 @@ fn small_files(server: &Server<'_>, _: &Bench<'_>) -> Result<Vec<Sample>> {
             // Each begins without anything that the one before has learnt.
             let mount = server.mount()?;
             let work = || work::small_files(&mount.at.join("small"), what, SMALL_FILES, threads);
-            samples.push(with_cpu(&mount, (names[at], Unit::PerSecond), SMALL_FILES as f64, work)?);
+            samples.push(with_cpu(&mount, names[at], Unit::PerSecond, SMALL_FILES as f64, work)?);
         }
     }
     Ok(samples)
