@@ -82,6 +82,8 @@ pub(super) enum Failure {
 pub(super) struct Attached {
     pub(super) instance: u64,
     pub(super) state: u64,
+    /// The session's number that began with this state.
+    pub(super) epoch: u64,
 }
 
 /// What is done with a session and the share's root before others use the session. False: it is another share.
@@ -92,8 +94,7 @@ struct State {
     live: Option<Live>,
     /// Sessions that were tried.
     number: u64,
-    /// Of the last attach, and its epoch.
-    attached: Option<(Attached, u64)>,
+    attached: Option<Attached>,
     connecting: bool,
     backoff: Backoff,
     /// Since when there is no session.
@@ -112,7 +113,7 @@ pub(super) struct Continuation {
     pub(super) instance: u64,
     /// Of the last session.
     pub(super) number: u64,
-    pub(super) attached: Option<(Attached, u64)>,
+    pub(super) attached: Option<Attached>,
 }
 
 pub(super) struct ServerConnection {
@@ -309,11 +310,11 @@ impl ServerConnection {
         let is = |flag| result.flags.get() & flag != 0;
         let (read_only, trusts, gives_leases) = (is(SHARE_READ_ONLY), is(SHARE_TRUSTS), is(SHARE_LEASES));
         let instance = result.instance.get();
-        let now = Attached { instance, state: result.state.get() };
+        let kept = result.state.get();
         let mut state = self.state();
-        let before = state.attached.filter(|(before, _)| *before == now);
-        let epoch = before.map_or(number, |(_, epoch)| epoch);
-        state.attached = Some((now, epoch));
+        let before = state.attached.filter(|before| before.instance == instance && before.state == kept);
+        let epoch = before.map_or(number, |before| before.epoch);
+        state.attached = Some(Attached { instance, state: kept, epoch });
         drop(state);
         // Others go on while this machine sleeps.
         let silent = Duration::from_nanos(caches::now().nanos().saturating_sub(self.heard.load(Ordering::Acquire)));

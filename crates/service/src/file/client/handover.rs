@@ -100,7 +100,7 @@ impl Client {
         let Continuation { name, heard, instance, number, attached } = self.connection.continuation();
         head.name = name;
         (head.heard, head.instance, head.session) = (heard.into(), instance.into(), number.into());
-        if let Some((Attached { instance, state }, epoch)) = attached {
+        if let Some(Attached { instance, state, epoch }) = attached {
             (head.attached_instance, head.attached_state) = (instance.into(), state.into());
             head.attached_epoch = epoch.into();
         }
@@ -138,7 +138,7 @@ impl Client {
         let client = Self::of_state(options, state)?;
         let before = client.connection.continuation();
         let live = client.connection.open(&mut |live, root| client.attached(live, root))?;
-        let epoch = before.attached.map(|(_, epoch)| epoch);
+        let epoch = before.attached.map(|attached| attached.epoch);
         if live.instance == before.instance && epoch != Some(live.epoch) {
             return Err(TakeOverError::OtherClient);
         }
@@ -148,13 +148,17 @@ impl Client {
     fn of_state(options: ClientOptions, state: &[u8]) -> Result<Self, TakeOverError> {
         let mut records = Records(state);
         let head: &Head = records.take()?;
-        let attached = Attached { instance: head.attached_instance.get(), state: head.attached_state.get() };
+        let attached = Attached {
+            instance: head.attached_instance.get(),
+            state: head.attached_state.get(),
+            epoch: head.attached_epoch.get(),
+        };
         let continuation = Continuation {
             name: head.name,
             heard: head.heard.get(),
             instance: head.instance.get(),
             number: head.session.get(),
-            attached: (head.attached_epoch.get() != 0).then_some((attached, head.attached_epoch.get())),
+            attached: (head.attached_epoch.get() != 0).then_some(attached),
         };
         let (openers, caches) = (Openers::default(), Caches::default());
         let table = Table::read(head, &mut records, |handle, opener| {

@@ -26,7 +26,7 @@ use super::leases::{Act, Changer, Named, Parked};
 use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
 use super::reopening::Reopening;
-use super::replies::SlotUse;
+use super::replies::{Reply, SlotUse};
 use super::table::{Client, Handle, NameIn, Node, Open};
 use super::workers::{Work, has_rights_of_server};
 use super::{Call, FileRequest, Shares, Window, tree};
@@ -129,7 +129,7 @@ impl Shares {
             }
             Method::Detach => {
                 self.detach(call.session)?;
-                self.reply(at, call, Ok((&[], &[])));
+                self.reply(at, call, Ok(Reply::DONE));
                 Ok(())
             }
             Method::Forget => {
@@ -142,19 +142,19 @@ impl Shares {
                 if !nodes.is_empty() {
                     self.workers.drop_later(nodes);
                 }
-                self.reply(at, call, Ok((&[], &[])));
+                self.reply(at, call, Ok(Reply::DONE));
                 Ok(())
             }
             Method::Close => {
                 let closed = self.client(call.session)?.close(at.reactor, asked.arguments.node.get())?;
                 self.workers.drop_later(closed);
-                self.reply(at, call, Ok((&[], &[])));
+                self.reply(at, call, Ok(Reply::DONE));
                 Ok(())
             }
             Method::ReclaimComplete => {
                 let has_all = asked.arguments.flags.get() & FLAG_UNCLAIMED == 0;
                 self.reclaim_complete(at.reactor.now(), call.session, has_all)?;
-                self.reply(at, call, Ok((&[], &[])));
+                self.reply(at, call, Ok(Reply::DONE));
                 Ok(())
             }
             Method::Recalls => self.recalls(at, asked),
@@ -192,7 +192,7 @@ impl Shares {
             payload.extend_from_slice(description);
         }
         let count = (open.len() as u64).to_le_bytes();
-        self.reply(at, asked.call, Ok((&count, &payload)));
+        self.reply(at, asked.call, Ok(Reply { result: &count, payload: &payload }));
     }
 
     /// Answers at once what the kernel has in memory. False: a worker has to look, because the look might wait for a disk or a server, or

@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use super::super::wire::{CallError, FLAG_APPEND};
 use super::calls::Asked;
 use super::leases::Parked;
+use super::replies::Reply;
 use super::table::Open;
 use super::waiting::{Begin, Transfer};
 use super::{FileRequest, FileRequestId, Shares, Window};
@@ -59,7 +60,7 @@ impl Shares {
         let Checked { file, len, window } = self.checked(at, asked, true)?;
         let call = asked.call;
         if len == 0 {
-            self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
+            self.reply(at, call, Ok(Reply::of_result(&0u64.to_le_bytes())));
             return Ok(());
         }
         let offset = asked.arguments.offset.get();
@@ -79,7 +80,7 @@ impl Shares {
             return Err(CallError::Malformed);
         }
         if len == 0 {
-            self.reply(at, call, Ok((&0u64.to_le_bytes(), &[])));
+            self.reply(at, call, Ok(Reply::of_result(&0u64.to_le_bytes())));
             return Ok(());
         }
         if let (Some(window), true) = (window, len > SMALL_BYTES_MAX) {
@@ -142,7 +143,7 @@ impl Shares {
                 at.sessions.note_released(call.session, *len);
                 self.counters.moved(counted, result.unwrap_or(0));
                 match result {
-                    Ok(len) => self.end(at, request, Ok((&(len as u64).to_le_bytes(), &[]))),
+                    Ok(len) => self.end(at, request, Ok(Reply::of_result(&(len as u64).to_le_bytes()))),
                     Err(errno) => self.end(at, request, Err(errno.into())),
                 }
             }
@@ -164,7 +165,7 @@ impl Shares {
             // Few bytes go in the message; of an error it is found out whether it is the file's.
             None | Some(Ok(1..=SMALL_BYTES_MAX) | Err(_)) => false,
             Some(Ok(0)) => {
-                self.end(at, request, Ok((&0u64.to_le_bytes(), &[])));
+                self.end(at, request, Ok(Reply::of_result(&0u64.to_le_bytes())));
                 true
             }
             Some(Ok(count)) => {

@@ -14,9 +14,17 @@ use super::descriptors::Counted;
 use super::leases::Parked;
 use super::open_files::OpenMark;
 use super::outcome::{Found, Listed, MadeFile, Outcome};
+use super::replies::Reply;
 use super::table::{Handle, Node, Open};
 use super::{FileRequest, FileRequestId, Shares, Window};
 use crate::host::At;
+
+/// What a call is answered with.
+#[derive(Default)]
+struct OwnedReply {
+    result: Vec<u8>,
+    payload: Vec<u8>,
+}
 
 /// A directory whose entries a client gets.
 struct ListedFor<'a> {
@@ -44,24 +52,28 @@ impl Shares {
             Err(errno) => return self.end(at, request, Err(errno.into())),
         };
         let answered = match outcome {
-            Outcome::Done => Ok((Vec::new(), Vec::new())),
-            Outcome::Number(number) => Ok((number.to_le_bytes().to_vec(), Vec::new())),
-            Outcome::Bytes(bytes) => Ok((self.grant_leases(session, node.id, None, since), bytes)),
+            Outcome::Done => Ok(OwnedReply::default()),
+            Outcome::Number(number) => Ok(OwnedReply { result: number.to_le_bytes().to_vec(), payload: Vec::new() }),
+            Outcome::Bytes(payload) => {
+                Ok(OwnedReply { result: self.grant_leases(session, node.id, None, since), payload })
+            }
             Outcome::Node(found) | Outcome::Root(found, _) => {
                 let id = found.id;
                 let entry = self.name(session, &node, found);
-                entry.map(|entry| (self.grant_leases(session, node.id, Some(id), since), entry))
+                entry
+                    .map(|payload| OwnedReply { result: self.grant_leases(session, node.id, Some(id), since), payload })
             }
             Outcome::Stands(files, named) => {
                 let own = named.own();
                 return self.change(at, request, session, &files, &own, Parked::Named(named));
             }
-            Outcome::Opened(open, mark, bytes) => {
-                self.open(at, session, node, open, mark).map(|handle| (handle, bytes))
+            Outcome::Opened(open, mark, payload) => {
+                self.open(at, session, node, open, mark).map(|result| OwnedReply { result, payload })
             }
             Outcome::Directory(fd) => {
                 let open = Open::Directory { fd: Arc::new(fd), listing: Arc::new(Mutex::new(())) };
-                self.handle(session, open, node, None).map(|handle| (handle, Vec::new()))
+                let handle = self.handle(session, open, node, None);
+                handle.map(|result| OwnedReply { result, payload: Vec::new() })
             }
             Outcome::Created(made, mark) => self.created(at, session, &node, made, mark),
             Outcome::Kept(files) => self.came_back(session, &node, files),
@@ -71,7 +83,7 @@ impl Shares {
             }
         };
         match answered {
-            Ok((result, payload)) => self.end(at, request, Ok((&result, &payload))),
+            Ok(reply) => self.end(at, request, Ok(Reply { result: &reply.result, payload: &reply.payload })),
             Err(error) => self.end(at, request, Err(error)),
         }
     }
@@ -119,15 +131,15 @@ impl Shares {
         directory: &Node,
         MadeFile { open, found }: MadeFile,
         mark: OpenMark,
-    ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
+    ) -> Result<OwnedReply, CallError> {
         let attributes = found.attributes;
         let client = self.client(session)?;
         let name = client.hold(found, &directory.share, directory.right)?;
         let node = client.node(name)?;
         match self.open(at, session, node, open, mark) {
-            Ok(handle) => {
+            Ok(result) => {
                 let entry = Entry { node: U64::new(name), attributes };
-                Ok((handle, entry.as_bytes().to_vec()))
+                Ok(OwnedReply { result, payload: entry.as_bytes().to_vec() })
             }
             Err(error) => {
                 let forgotten = self.client(session)?.forget(name, 1);
@@ -143,7 +155,7 @@ impl Shares {
         session: SessionId,
         root: &Node,
         files: Vec<(Listed, OpenMark)>,
-    ) -> Result<(Vec<u8>, Vec<u8>), CallError> {
+    ) -> Result<OwnedReply, CallError> {
         let client = self.client(session)?;
         let mut listed = Vec::with_capacity(files.len());
         for (file, mark) in files {
@@ -153,7 +165,7 @@ impl Shares {
             listed.push(file);
         }
         let to = ListedFor { session, directory: root, since: None };
-        Ok((Vec::new(), self.listing(&to, listed)))
+        Ok(OwnedReply { result: Vec::new(), payload: self.listing(&to, listed) })
     }
 
     /// Entries as they travel. One whose node cannot be named is listed by its name alone.
@@ -193,7 +205,7 @@ impl Shares {
         let len = entries.iter().map(|entry| size_of::<DirectoryEntry>() + entry.name.len()).sum();
         if len <= SMALL_BYTES_MAX {
             let listing = self.listing(to, entries);
-            return self.end(at, request, Ok((&[], &listing)));
+            return self.end(at, request, Ok(Reply::of_payload(&listing)));
         }
         // The frame first: nodes of an answer that is not given would never be forgotten.
         match (window, at.reactor.frames().alloc(len)) {

@@ -23,6 +23,7 @@ use super::calls::Asked;
 use super::descriptors::are_scarce;
 use super::open_files::Removed;
 use super::outcome::Outcome;
+use super::replies::Reply;
 use super::table::{NameIn, Node};
 use super::workers::Work;
 use super::{FileRequest, FileRequestId, Mailbox, Shares, tree};
@@ -380,7 +381,7 @@ impl Shares {
         if asked.arguments.flags.get() & FLAG_ALL != 0 {
             client.leases.takes_recalls = false;
             client.leases.return_all();
-            self.reply(at, asked.call, Ok((&[], &[])));
+            self.reply(at, asked.call, Ok(Reply::DONE));
             return Ok(());
         }
         if client.leases.waits.is_some() {
@@ -420,7 +421,7 @@ impl Shares {
         let Some(request) = client.leases.waits.take() else { return };
         let count = client.leases.recalls.len().min(FILE_RECALLS_MAX);
         let recalls: Vec<Lease> = client.leases.recalls.drain(..count).collect();
-        self.end(at, request, Ok((&[], recalls.as_bytes())));
+        self.end(at, request, Ok(Reply::of_payload(recalls.as_bytes())));
     }
 
     /// Takes what the table has said, and lets it know the time while calls wait.

@@ -14,6 +14,7 @@ use super::super::share::Share;
 use super::super::wire::{
     Arguments, CallError, FLAG_CANCEL, FLAG_RECLAIM, FLAG_TEST, FLAG_WAIT, FLAG_WHOLE, LockResult,
 };
+use super::replies::Reply;
 use super::{Call, FileRequest, Shares, Ticket};
 use crate::host::At;
 use crate::limits::FILE_LEASE_TIME;
@@ -69,7 +70,7 @@ impl Shares {
         let (id, share) = (node.id, Arc::clone(&node.share));
         if is(FLAG_TEST) {
             let found = table(&share).test(id, family, &lock);
-            self.reply(at, call, Ok((&[], described(found, key).as_bytes())));
+            self.reply(at, call, Ok(Reply::of_payload(described(found, key).as_bytes())));
             return Ok(());
         }
         if is(FLAG_CANCEL) {
@@ -77,12 +78,12 @@ impl Shares {
             if let Some(ticket) = waited {
                 self.end(at, ticket.request, Err(Errno::INTR.into()));
             }
-            self.reply(at, call, Ok((&[], &[])));
+            self.reply(at, call, Ok(Reply::DONE));
             return Ok(());
         }
         if arguments.mode.get() == UNLOCK {
             tell(table(&share).unlock(id, family, &lock));
-            self.reply(at, call, Ok((&[], &[])));
+            self.reply(at, call, Ok(Reply::DONE));
             return Ok(());
         }
         let request = self.start(at, FileRequest::Lock { call });
@@ -93,7 +94,7 @@ impl Shares {
             Ok(Granted::Later) => {}
             Ok(Granted::Now) => {
                 self.note_locked(at, call.session);
-                self.end(at, request, Ok((&[], &[])));
+                self.end(at, request, Ok(Reply::DONE));
             }
             Err(LockError::Held) => self.end(at, request, Err(Errno::AGAIN.into())),
             Err(LockError::Deadlock) => self.end(at, request, Err(Errno::DEADLK.into())),

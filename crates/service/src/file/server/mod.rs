@@ -43,7 +43,7 @@ use self::counters::{Counted, Counters};
 pub use self::counters::{ShareCounters, ShareReport};
 use self::leases::Parked;
 pub use self::recovery::Recovery;
-use self::replies::{Arrival, SlotUse};
+use self::replies::{Arrival, KeptReply, Reply, SlotUse};
 use self::sessions::Attaching;
 use self::silence::Silence;
 use self::table::{Client, Node};
@@ -276,7 +276,7 @@ impl Shares {
     }
 
     /// Answers, and ends the request.
-    fn end(&mut self, at: &mut At<'_>, request: FileRequestId, answer: Result<(&[u8], &[u8]), CallError>) {
+    fn end(&mut self, at: &mut At<'_>, request: FileRequestId, answer: Result<Reply<'_>, CallError>) {
         self.end_change(request);
         let Some(ended) = self.requests.remove(request) else { return };
         self.reply(at, ended.call(), answer);
@@ -295,13 +295,15 @@ impl Shares {
     }
 
     /// Answers a call by an inline result and a small payload, or by an error.
-    fn reply(&mut self, at: &mut At<'_>, call: Call, answer: Result<(&[u8], &[u8]), CallError>) {
+    fn reply(&mut self, at: &mut At<'_>, call: Call, answer: Result<Reply<'_>, CallError>) {
         self.counters.answered(call.counted, answer.err());
         if let (Some(slot), Ok(client)) = (call.slot, self.client(call.session)) {
             client.replies.keep(slot, answer);
         }
         match answer {
-            Ok((result, payload)) => at.sessions.answer(at.fabric, call.named, SmallAnswer::done(result, payload)),
+            Ok(Reply { result, payload }) => {
+                at.sessions.answer(at.fabric, call.named, SmallAnswer::done(result, payload));
+            }
             Err(error) => at.sessions.answer(at.fabric, call.named, SmallAnswer::failed(error.status())),
         }
     }
@@ -334,7 +336,7 @@ impl Service for Shares {
         if let (Some(slot), Ok(client)) = (call.slot, self.client(call.session)) {
             match client.replies.arrive(slot) {
                 Arrival::New => {}
-                Arrival::Again(Ok((result, payload))) => {
+                Arrival::Again(Ok(KeptReply { result, payload })) => {
                     return at.sessions.answer(at.fabric, call.named, SmallAnswer::done(&result[..], payload));
                 }
                 Arrival::Again(Err(error)) => {
@@ -372,7 +374,7 @@ impl Service for Shares {
             if let Some(session) = session {
                 self.note_locked(at, session);
             }
-            self.end(at, request, Ok((&[], &[])));
+            self.end(at, request, Ok(Reply::DONE));
         }
         self.end_superseded(at);
         self.remove_unneeded();

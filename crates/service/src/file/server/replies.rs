@@ -28,8 +28,35 @@ impl SlotUse {
     }
 }
 
-/// An answer: result and payload, or why the call failed.
-pub(super) type Kept = Result<(Inline, Vec<u8>), CallError>;
+/// What a call is answered with that was done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reply<'a> {
+    /// It fits into the message's head.
+    pub(super) result: &'a [u8],
+    pub(super) payload: &'a [u8],
+}
+
+impl<'a> Reply<'a> {
+    pub(super) const DONE: Self = Self { result: &[], payload: &[] };
+
+    pub(super) fn of_result(result: &'a [u8]) -> Self {
+        Self { result, payload: &[] }
+    }
+
+    pub(super) fn of_payload(payload: &'a [u8]) -> Self {
+        Self { result: &[], payload }
+    }
+}
+
+/// The same, to be given again.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct KeptReply {
+    pub(super) result: Inline,
+    pub(super) payload: Vec<u8>,
+}
+
+/// An answer: a reply, or why the call failed.
+pub(super) type Kept = Result<KeptReply, CallError>;
 
 /// What a call in a slot is.
 #[derive(Debug, PartialEq, Eq)]
@@ -59,7 +86,7 @@ pub(super) struct Replies {
 
 impl Last {
     fn bytes(&self) -> usize {
-        self.answer.as_ref().and_then(|answer| answer.as_ref().ok()).map_or(0, |(_, payload)| payload.len())
+        self.answer.as_ref().and_then(|answer| answer.as_ref().ok()).map_or(0, |reply| reply.payload.len())
     }
 }
 
@@ -80,7 +107,7 @@ impl Replies {
     }
 
     /// The call is answered. One that was not begun for want of room is new when it comes again.
-    pub(super) fn keep(&mut self, SlotUse { slot, sequence }: SlotUse, answer: Result<(&[u8], &[u8]), CallError>) {
+    pub(super) fn keep(&mut self, SlotUse { slot, sequence }: SlotUse, answer: Result<Reply<'_>, CallError>) {
         let Some(last) = self.slots.get_mut(usize::from(slot) - 1) else { return };
         // The client may have given the call up, and used the slot for another.
         let Some(kept) = last.as_mut().filter(|last| last.sequence == sequence) else { return };
@@ -91,8 +118,8 @@ impl Replies {
         let inline = |result| Inline::new(result).unwrap_or(Inline::EMPTY);
         kept.answer = Some(match answer {
             // The client hears that nobody knows any more, should it ask again.
-            Ok((_, payload)) if self.bytes + payload.len() > FILE_REPLY_BYTES_MAX => Err(Errno::IO.into()),
-            answer => answer.map(|(result, payload)| (inline(result), payload.to_vec())),
+            Ok(reply) if self.bytes + reply.payload.len() > FILE_REPLY_BYTES_MAX => Err(Errno::IO.into()),
+            answer => answer.map(|reply| KeptReply { result: inline(reply.result), payload: reply.payload.to_vec() }),
         });
         self.bytes += kept.bytes();
     }
@@ -110,8 +137,8 @@ mod tests {
         let mut replies = Replies::default();
         assert_eq!(replies.arrive(FIRST), Arrival::New);
         assert_eq!(replies.arrive(FIRST), Arrival::Running);
-        replies.keep(FIRST, Ok((b"result", b"payload")));
-        let kept = Ok((Inline::new(b"result").unwrap(), b"payload".to_vec()));
+        replies.keep(FIRST, Ok(Reply { result: b"result", payload: b"payload" }));
+        let kept = Ok(KeptReply { result: Inline::new(b"result").unwrap(), payload: b"payload".to_vec() });
         assert_eq!(replies.arrive(FIRST), Arrival::Again(&kept));
         assert_eq!(replies.arrive(SECOND), Arrival::New);
         replies.keep(SECOND, Err(CallError::Stale));
@@ -125,7 +152,7 @@ mod tests {
         let mut replies = Replies::default();
         assert_eq!(replies.arrive(FIRST), Arrival::New);
         assert_eq!(replies.arrive(SECOND), Arrival::New);
-        replies.keep(FIRST, Ok((&[], &[])));
+        replies.keep(FIRST, Ok(Reply::DONE));
         assert_eq!(replies.arrive(SECOND), Arrival::Running);
     }
 
@@ -145,11 +172,12 @@ mod tests {
             for slot in 1..=FILE_SLOTS {
                 let call = SlotUse { slot, sequence };
                 assert_eq!(replies.arrive(call), Arrival::New);
-                replies.keep(call, Ok((&[], &payload)));
+                replies.keep(call, Ok(Reply::of_payload(&payload)));
                 assert!(replies.bytes <= FILE_REPLY_BYTES_MAX);
             }
         }
-        assert_eq!(replies.arrive(SlotUse { slot: 1, sequence: 2 }), Arrival::Again(&Ok((Inline::EMPTY, payload))));
+        let kept = Ok(KeptReply { result: Inline::EMPTY, payload });
+        assert_eq!(replies.arrive(SlotUse { slot: 1, sequence: 2 }), Arrival::Again(&kept));
         let last = SlotUse { slot: FILE_SLOTS, sequence: 2 };
         assert_eq!(replies.arrive(last), Arrival::Again(&Err(Errno::IO.into())));
     }

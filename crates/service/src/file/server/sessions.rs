@@ -20,6 +20,7 @@ use super::leases::LeaseState;
 use super::open_files::ShareClient;
 use super::outcome::{Found, Outcome, SyncPoint};
 use super::recovery::{Claim, Home};
+use super::replies::Reply;
 use super::table::Client;
 use super::workers::server_itself;
 use super::{FileRequest, FileRequestId, Shares, tree};
@@ -92,7 +93,9 @@ impl Shares {
             Err(errno) => Err(errno.into()),
         };
         match answer {
-            Ok((result, entry)) => self.end(at, request, Ok((result.as_bytes(), entry.as_bytes()))),
+            Ok((result, entry)) => {
+                self.end(at, request, Ok(Reply { result: result.as_bytes(), payload: entry.as_bytes() }));
+            }
             Err(error) => self.end(at, request, Err(error)),
         }
     }
