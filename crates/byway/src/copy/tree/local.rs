@@ -25,13 +25,13 @@ fn facts(stat: &Stat) -> Facts {
         size: stat.st_size as u64,
         allocated_bytes: stat.st_blocks as u64 * 512,
         mode: stat.st_mode & 0o7777,
-        accessed: (stat.st_atime, stat.st_atime_nsec as u32),
-        modified: (stat.st_mtime, stat.st_mtime_nsec as u32),
+        accessed: Time { seconds: stat.st_atime, nanoseconds: stat.st_atime_nsec as u32 },
+        modified: Time { seconds: stat.st_mtime, nanoseconds: stat.st_mtime_nsec as u32 },
     }
 }
 
 fn timestamps(of: &Facts) -> Timestamps {
-    let time = |(seconds, nanoseconds): Time| Timespec { tv_sec: seconds, tv_nsec: nanoseconds.into() };
+    let time = |of: Time| Timespec { tv_sec: of.seconds, tv_nsec: of.nanoseconds.into() };
     Timestamps { last_access: time(of.accessed), last_modification: time(of.modified) }
 }
 

@@ -128,6 +128,7 @@ mod tests {
     use rustix::fs::FileType;
 
     use super::super::run::{Options, get};
+    use super::super::side::Time;
     use super::*;
 
     /// A file with one extended attribute at most.
@@ -142,7 +143,7 @@ mod tests {
 
     fn facts(mode: u32) -> Facts {
         let kind = FileType::RegularFile;
-        Facts { kind, size: 0, allocated_bytes: 0, mode, accessed: (0, 0), modified: (0, 0) }
+        Facts { kind, size: 0, allocated_bytes: 0, mode, accessed: Time::default(), modified: Time::default() }
     }
 
     impl Attributed for File {

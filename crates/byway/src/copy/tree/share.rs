@@ -9,7 +9,7 @@ use rustix::fs::{FileType, OFlags, RenameFlags};
 use rustix::io::Errno;
 use zerocopy::FromZeros;
 
-use super::side::{Attributed, Directory, Facts, Listing, OpenFile, data_range, split_names};
+use super::side::{Attributed, Directory, Facts, Listing, OpenFile, Time, data_range, split_names};
 
 /// `lseek(2)`: data, and a hole.
 const SEEK_DATA: u32 = 3;
@@ -57,16 +57,16 @@ fn facts(attributes: &Attributes) -> Facts {
         size: attributes.size.get(),
         allocated_bytes: attributes.blocks.get().saturating_mul(512),
         mode: mode & 0o7777,
-        accessed: (attributes.accessed_s.get(), attributes.accessed_ns.get()),
-        modified: (attributes.modified_s.get(), attributes.modified_ns.get()),
+        accessed: Time { seconds: attributes.accessed_s.get(), nanoseconds: attributes.accessed_ns.get() },
+        modified: Time { seconds: attributes.modified_s.get(), nanoseconds: attributes.modified_ns.get() },
     }
 }
 
 fn times_of(of: &Facts) -> NewAttributes {
     let mut new = NewAttributes::new_zeroed();
     new.which = (SET_ACCESSED | SET_MODIFIED).into();
-    (new.accessed_s, new.accessed_ns) = (of.accessed.0.into(), of.accessed.1.into());
-    (new.modified_s, new.modified_ns) = (of.modified.0.into(), of.modified.1.into());
+    (new.accessed_s, new.accessed_ns) = (of.accessed.seconds.into(), of.accessed.nanoseconds.into());
+    (new.modified_s, new.modified_ns) = (of.modified.seconds.into(), of.modified.nanoseconds.into());
     new
 }
 

@@ -22,8 +22,12 @@ pub(super) struct Facts {
     pub(super) modified: Time,
 }
 
-/// Seconds since 1970, and nanoseconds.
-pub(super) type Time = (i64, u32);
+/// Since 1970.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Time {
+    pub(super) seconds: i64,
+    pub(super) nanoseconds: u32,
+}
 
 /// Set-user-ID and set-group-ID of a file: they are not copied, because the copy belongs to another user.
 const PRIVILEGE_BITS: u32 = 0o6000;
