@@ -13,10 +13,10 @@ use byway_service::host::Host;
 use byway_service::limits::SLAB_BYTES;
 use byway_service::memory::pager::{PAGE_BYTES, PLACES_PER_SLAB};
 use byway_service::memory::pool::{Class, Told};
-use byway_service::memory::wire::{LeaseResult, LendError, Method, PROTOCOL, VERSIONS};
+use byway_service::memory::wire::{LeaseResult, LendError, Method, PROTOCOL, StatusResult, VERSIONS};
 use byway_service::memory::{BorrowError, Borrower, Keeping, Lender, LenderAt, Lending, PoolClient};
-use zerocopy::IntoBytes;
 use zerocopy::little_endian::U64;
+use zerocopy::{FromZeros, IntoBytes};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -138,27 +138,74 @@ fn a_borrower_has_no_more_than_is_lent_and_leaves_all_when_it_goes() {
     });
 }
 
-/// A lender of another version, with slabs of 1 MiB, until its slab is given back.
-fn lend_a_small_slab(lender: &Rpc) {
-    let (memory, mut windows) = (lender.node().register(1 << 20).unwrap(), Vec::new());
-    loop {
-        let asked = lender.next_call(Deadline::after(SOON)).unwrap();
-        match Method::from_number(asked.method).unwrap() {
-            Method::Lease => {
-                let rights = Rights { get: true, put: true };
-                let window = lender.node().open_window(asked.session, &memory, 0..1 << 20, rights).unwrap();
-                let (slab, bytes, lender) = (U64::new(7), U64::new(1 << 20), U64::new(1));
-                let result = LeaseResult { slab, bytes, lender, reserved: [0; 40] };
-                asked.token.reply(0, result.as_bytes(), &window.descriptor().to_bytes()).unwrap();
-                windows.push(window);
+/// A node that lends by hand: each slab is the same MiB.
+struct LenderByHand {
+    rpc: Rpc,
+    at: Address,
+    /// The number of its process that it names.
+    process: u64,
+}
+
+impl LenderByHand {
+    fn new(process: u64) -> Self {
+        let spoken = Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: Some(Grant { calls: 16, notices: 0 }) };
+        let rpc = Rpc::open_for(&NodeOptions::default(), vec![spoken]).unwrap();
+        let at = rpc.node().listen(&parse_address("tcp://127.0.0.1:0").unwrap()).unwrap().unwrap();
+        Self { rpc, at: Address::Tcp(at), process }
+    }
+
+    /// Answers calls until one of them is the last, or none has come for a moment and `is_over`.
+    fn lend_until(&self, is_last: impl Fn(Method) -> bool, is_over: impl Fn() -> bool) {
+        let (memory, mut windows) = (self.rpc.node().register(1 << 20).unwrap(), Vec::new());
+        let began = Instant::now();
+        loop {
+            let Ok(asked) = self.rpc.next_call(Deadline::after(Duration::from_millis(20))) else {
+                assert!(began.elapsed() < 2 * SOON, "it is not asked for what the test waits for");
+                if is_over() {
+                    return;
+                }
+                continue;
+            };
+            let method = Method::from_number(asked.method).unwrap();
+            match method {
+                Method::Lease => {
+                    let rights = Rights { get: true, put: true };
+                    let window = self.rpc.node().open_window(asked.session, &memory, 0..1 << 20, rights).unwrap();
+                    let (slab, bytes, lender) = (U64::new(7), U64::new(1 << 20), U64::new(self.process));
+                    let result = LeaseResult { slab, bytes, lender, reserved: [0; 40] };
+                    asked.token.reply(0, result.as_bytes(), &window.descriptor().to_bytes()).unwrap();
+                    windows.push(window);
+                }
+                Method::Return => {
+                    assert_eq!(asked.arguments[..8], 7u64.to_le_bytes());
+                    asked.token.reply(0, &[], &[]).unwrap();
+                }
+                Method::Status => {
+                    let status = StatusResult { lender: U64::new(self.process), ..StatusResult::new_zeroed() };
+                    asked.token.reply(0, status.as_bytes(), &[]).unwrap();
+                }
+                Method::Renew => asked.token.reply(0, &[0; 64], &[]).unwrap(),
             }
-            Method::Return => {
-                assert_eq!(asked.arguments[..8], 7u64.to_le_bytes());
-                return asked.token.reply(0, &[], &[]).unwrap();
+            if is_last(method) {
+                return;
             }
-            Method::Status | Method::Renew => asked.token.reply(0, &[0; 64], &[]).unwrap(),
         }
     }
+}
+
+/// Asks a new pool over these lenders for a slab: what it says, and why if it has none.
+fn ask_for_slab(rpc: &Rpc, lenders: Vec<LenderAt>, class: Class, places: u32) -> (Option<Told>, String) {
+    let frames = rpc.node().register((class.frames() + 1) * PAGE_BYTES).unwrap();
+    let mut pool = PoolClient::new(rpc, lenders, Keeping::plain(class), (frames, places)).unwrap();
+    pool.want_slab();
+    let mut told = None;
+    until("the answer", || {
+        rpc.node().progress().unwrap();
+        pool.turn();
+        told = pool.next_told();
+        told.is_some()
+    });
+    (told, pool.why_no_slab().to_owned())
 }
 
 /// A session that was opened again may lead to a process that is another lender of the pool, so a pool looks at each lease.
@@ -170,20 +217,7 @@ fn two_sessions_with_one_process_are_not_two_lenders_of_a_page() {
     let at = parse_address(&server.at).unwrap();
     let sessions = ["one", "other"].map(|name| (name, Borrower::connect_on(&rpc, &at, SOON).unwrap()));
     let lenders = || sessions.iter().map(|(name, borrower)| LenderAt::of((*name).to_owned(), borrower)).collect();
-    let frames = |class: Class| rpc.node().register((class.frames() + 1) * PAGE_BYTES).unwrap();
-    let answer = |class: Class| {
-        let keeping = Keeping::plain(class);
-        let mut pool = PoolClient::new(&rpc, lenders(), keeping, (frames(class), PLACES_PER_SLAB)).unwrap();
-        pool.want_slab();
-        let mut told = None;
-        until("the answer", || {
-            rpc.node().progress().unwrap();
-            pool.turn();
-            told = pool.next_told();
-            told.is_some()
-        });
-        (told, pool.why_no_slab().to_owned())
-    };
+    let answer = |class: Class| ask_for_slab(&rpc, lenders(), class, PLACES_PER_SLAB);
     assert_eq!(answer(Class::None).0, Some(Told::Slab(PLACES_PER_SLAB)), "one lender is enough");
     let (told, why) = answer(Class::Mirror);
     assert_eq!(told, Some(Told::NoSlab));
@@ -191,13 +225,44 @@ fn two_sessions_with_one_process_are_not_two_lenders_of_a_page() {
 }
 
 #[test]
+fn lenders_that_name_no_process_are_not_taken_for_one() {
+    let places = (1 << 20) / PAGE_BYTES as u32;
+    for (processes, class, is_refused) in [
+        (vec![0; 2], Class::Mirror, false),
+        (vec![0; 5], Class::Parity, false),
+        (vec![0, 3], Class::Mirror, false),
+        (vec![3, 3], Class::Mirror, true),
+    ] {
+        let lenders: Vec<_> = processes.iter().map(|process| LenderByHand::new(*process)).collect();
+        let named: Vec<_> = (0..).zip(&lenders).map(|(n, lender)| (format!("{n}"), lender.at.clone())).collect();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for lender in &lenders {
+                scope.spawn(|| lender.lend_until(|_| false, || is_over.load(Ordering::Acquire)));
+            }
+            let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
+            let connected = Borrower::connect_all(&rpc, &named, class, SOON).map(|_| ());
+            let sessions: Vec<_> = named.iter().map(|(_, at)| Borrower::connect_on(&rpc, at, SOON).unwrap()).collect();
+            let at = named.iter().zip(&sessions).map(|((name, _), borrower)| LenderAt::of(name.clone(), borrower));
+            let (told, why) = ask_for_slab(&rpc, at.collect(), class, places);
+            // Before the checks: lenders that go on would keep a failed test waiting.
+            is_over.store(true, Ordering::Release);
+            let same = |error: &BorrowError| matches!(error, BorrowError::SameLender(_));
+            let refused = connected.as_ref().err().map(|unusable| &unusable.source);
+            assert!(refused.is_some() == is_refused && refused.is_none_or(same), "{processes:?}: {connected:?}");
+            assert_eq!(told == Some(Told::NoSlab), is_refused, "{processes:?}: {told:?} {why}");
+            assert_eq!(why.contains("the same process as"), is_refused, "{processes:?}: {why}");
+        });
+    }
+}
+
+#[test]
 fn a_slab_that_is_too_small_for_the_pool_is_given_back_and_refused_by_name() {
-    let spoken = Spoken { protocol: PROTOCOL, versions: VERSIONS, grant: Some(Grant { calls: 16, notices: 0 }) };
-    let lender = Rpc::open_for(&NodeOptions::default(), vec![spoken]).unwrap();
-    let at = lender.node().listen(&parse_address("tcp://127.0.0.1:0").unwrap()).unwrap().unwrap();
-    let thread = std::thread::spawn(move || lend_a_small_slab(&lender));
+    let lender = LenderByHand::new(1);
+    let at = lender.at.clone();
+    let thread = std::thread::spawn(move || lender.lend_until(|method| method == Method::Return, || false));
     let rpc = Borrower::open_node(&NodeOptions::default()).unwrap();
-    let borrower = Borrower::connect_on(&rpc, &Address::Tcp(at), SOON).unwrap();
+    let borrower = Borrower::connect_on(&rpc, &at, SOON).unwrap();
     let frames = rpc.node().register((Class::None.frames() + 1) * PAGE_BYTES).unwrap();
     let lenders = vec![LenderAt::of("small".to_owned(), &borrower)];
     let mut pool = PoolClient::new(&rpc, lenders, Keeping::plain(Class::None), (frames, PLACES_PER_SLAB)).unwrap();

@@ -1,5 +1,6 @@
 //! The borrower's end: leases of one lender, over a node's session.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use byway_fabric::node::{
@@ -72,7 +73,7 @@ pub struct LeasedSlab {
     /// Where to put and get.
     pub window: Descriptor,
     /// The lending process, as [`LendingStatus::lender`].
-    pub lender: u64,
+    pub lender: Option<NonZeroU64>,
 }
 
 impl LeasedSlab {
@@ -82,7 +83,7 @@ impl LeasedSlab {
         let window = Descriptor::from_bytes(reply.payload.first_chunk::<DESCRIPTOR_BYTES>()?);
         let rights = window.rights();
         let is_sound = window.len() == result.bytes.get() && !window.is_empty() && rights.put && rights.get;
-        let (number, lender) = (result.slab.get(), result.lender.get());
+        let (number, lender) = (result.slab.get(), NonZeroU64::new(result.lender.get()));
         is_sound.then_some(Self { number, bytes: window.len(), window, lender })
     }
 }
@@ -125,13 +126,13 @@ impl Borrower {
         class: Class,
         patience: Duration,
     ) -> Result<Vec<Self>, UnusableLender> {
-        let (mut borrowers, mut processes): (_, Vec<u64>) = (Vec::new(), Vec::new());
+        let (mut borrowers, mut processes): (_, Vec<Option<NonZeroU64>>) = (Vec::new(), Vec::new());
         for (lender, (_, address)) in lenders.iter().enumerate() {
             let unusable = |source| UnusableLender { lender, source };
             let borrower = Self::connect_on(rpc, address, patience).map_err(unusable)?;
             let process = borrower.status().map_err(unusable)?.lender;
-            let twin = processes.iter().position(|other| *other == process).filter(|_| class.lenders() > 1);
-            if let Some(twin) = twin {
+            let is_twin = |other: &Option<NonZeroU64>| process.is_some() && *other == process;
+            if let Some(twin) = processes.iter().position(is_twin).filter(|_| class.lenders() > 1) {
                 return Err(unusable(BorrowError::SameLender(lenders[twin].0.clone())));
             }
             processes.push(process);
@@ -180,7 +181,7 @@ impl Borrower {
         let reply = self.ask(Method::Status, 0)?;
         let status = StatusResult::read_from_prefix(&padded(&reply.result)).map_err(|_| BorrowError::Answer)?.0;
         Ok(LendingStatus {
-            lender: status.lender.get(),
+            lender: NonZeroU64::new(status.lender.get()),
             limit_bytes: status.limit_bytes.get(),
             lent_bytes: status.lent_bytes.get(),
             filled_bytes: 0,

@@ -5,6 +5,7 @@
 //! session.
 
 use std::collections::HashMap;
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,7 +32,7 @@ type BorrowerId = (u32, SessionId);
 #[derive(Debug)]
 pub struct Lending {
     /// Tells borrowers that this process lends, at whichever address they have reached it.
-    id: u64,
+    id: NonZeroU64,
     limit_bytes: u64,
     table: Mutex<Table>,
     /// Leases that were asked for and refused.
@@ -54,8 +55,8 @@ struct Table {
 /// What a node lends, counted now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LendingStatus {
-    /// The lending process, by a random number.
-    pub lender: u64,
+    /// The lending process, by a random number; `None` of a lender of an earlier build, which names none.
+    pub lender: Option<NonZeroU64>,
     /// Bytes that are lent at most.
     pub limit_bytes: u64,
     /// Of these, bytes that are leased.
@@ -133,7 +134,7 @@ impl Lending {
         largest.sort_by_key(|borrower| std::cmp::Reverse(borrower.lent_bytes));
         largest.truncate(BORROWERS_REPORTED_MAX);
         LendingStatus {
-            lender: self.id,
+            lender: Some(self.id),
             limit_bytes: self.limit_bytes,
             lent_bytes: bytes(table.leases.lent()),
             filled_bytes: table.filled.values().sum(),
@@ -225,7 +226,7 @@ impl Lender {
         let mut result = LeaseResult::new_zeroed();
         result.slab.set(number);
         result.bytes.set(SLAB_BYTES as u64);
-        result.lender.set(self.shared.id);
+        result.lender.set(self.shared.id.get());
         Ok((result, descriptor))
     }
 
@@ -295,17 +296,17 @@ impl Lender {
             lent_bytes: U64::new(status.lent_bytes),
             slab_bytes: U32::new(SLAB_BYTES as u32),
             borrowers: U32::new(u32::try_from(status.borrowers).unwrap_or(u32::MAX)),
-            lender: U64::new(status.lender),
+            lender: U64::new(self.shared.id.get()),
             reserved: [0; 32],
         }
     }
 }
 
 /// A number that no other lender has drawn.
-fn random() -> u64 {
+fn random() -> NonZeroU64 {
     let mut bytes = [0; 8];
     SystemRandom::new().fill(&mut bytes).expect("the kernel gives random bytes");
-    u64::from_ne_bytes(bytes)
+    NonZeroU64::MIN | u64::from_ne_bytes(bytes)
 }
 
 impl Service for Lender {

@@ -1,6 +1,7 @@
 //! Drives a [`Pool`]: its operations over the sessions of a node, and over a file.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroU64;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -40,8 +41,8 @@ const BATCH: u64 = 1 << 32;
 struct Lender {
     at: LenderAt,
     windows: HashMap<u64, Descriptor>,
-    /// Its process, as its last lease in this session said.
-    process: Option<u64>,
+    /// Its process, as its last lease in this session said, if it did.
+    process: Option<NonZeroU64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -294,22 +295,22 @@ impl PoolClient {
             return Err(BorrowError::SmallSlab { has: slab.bytes, needs: self.slab_bytes });
         }
         // A session that was opened again may lead to another process than the one before.
-        if let Some(twin) = self.twin(lender, slab.lender) {
+        if let Some(twin) = slab.lender.and_then(|process| self.twin(lender, process)) {
             let name = self.lenders[twin].at.name.clone();
-            if self.lenders[lender].process.replace(slab.lender) != Some(slab.lender) {
+            if std::mem::replace(&mut self.lenders[lender].process, slab.lender) != slab.lender {
                 let lender = self.lenders[lender].at.name.as_str();
                 tracing::error!(lender, twin = name, "two addresses are one lender by now: the second is not used");
             }
             self.give_back(lender, slab.number);
             return Err(BorrowError::SameLender(name));
         }
-        self.lenders[lender].process = Some(slab.lender);
+        self.lenders[lender].process = slab.lender;
         self.lenders[lender].windows.insert(slab.number, slab.window);
         Ok(slab.number)
     }
 
     /// Another lender with slabs that is the same process, where the class needs different ones.
-    fn twin(&self, lender: usize, process: u64) -> Option<usize> {
+    fn twin(&self, lender: usize, process: NonZeroU64) -> Option<usize> {
         let is_twin = |at: &usize| {
             *at != lender && self.lenders[*at].process == Some(process) && !self.lenders[*at].windows.is_empty()
         };

@@ -69,7 +69,8 @@ pub struct StatusResult {
     pub slab_bytes: U32,
     /// Borrowers that have slabs.
     pub borrowers: U32,
-    /// The lending process, by a random number that it draws when it starts: its addresses may be many.
+    /// The lending process, by a random number that it draws when it starts: its addresses may be many. 0: a lender of an earlier build,
+    /// which names none.
     pub lender: U64,
     /// Zero.
     pub reserved: [u8; 32],
