@@ -2,6 +2,7 @@
 
 use std::io::{Error, ErrorKind};
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Instant;
 
 use byway_reactor::privilege::find_group;
@@ -12,6 +13,7 @@ use crate::address::SocketPlace;
 use crate::admission::{Guarded, Origin};
 use crate::limits::LISTEN_WAIT;
 use crate::node::StartError;
+use crate::opener::PrivilegedOpener;
 
 /// A listener for a node: an open socket, or an address of RDMA, which the node's first loop opens.
 #[derive(Debug)]
@@ -24,6 +26,28 @@ pub struct Endpoint {
 
 /// The files of unix sockets that were opened.
 pub type SocketFiles = Vec<BoundFile>;
+
+/// The files of a node's unix sockets, removed when it ends.
+#[derive(Default)]
+pub(crate) struct Sockets {
+    pub(crate) files: SocketFiles,
+    /// Once the node is confined it can remove nothing itself.
+    pub(crate) opener: Option<Arc<PrivilegedOpener>>,
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        for BoundFile { file, .. } in &self.files {
+            let removed = match &self.opener {
+                Some(opener) => opener.remove_socket(file),
+                None => file.remove(),
+            };
+            if let Err(error) = removed {
+                tracing::warn!(path = %file.path.display(), %error, "cannot remove the socket's file; the next node replaces it");
+            }
+        }
+    }
+}
 
 /// Opens the listeners of a configuration. The files of those that were opened go to `files`, also if one cannot be opened.
 ///

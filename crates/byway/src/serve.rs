@@ -14,7 +14,6 @@ use byway_fabric::tls::{ServerTls, TlsSetupError};
 use byway_frontend::http::{HttpFrontend, Report};
 use byway_frontend::nbd::server::NbdOptions;
 use byway_reactor::privilege::{User, become_user, find_user};
-use byway_reactor::socket_file::BoundFile;
 use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
 use byway_service::file::Share;
@@ -27,7 +26,7 @@ use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, Asker, Order};
 use crate::lend::LendSpec;
-use crate::listening::{self, Endpoint, SocketFiles};
+use crate::listening::{self, Endpoint, Sockets};
 use crate::memory::{default_mapped_bytes, memory_bytes};
 use crate::node::{Measuring, Node, NodeOptions, Replaced, StartError, boot};
 use crate::opener::{Files, PrivilegedOpener};
@@ -255,28 +254,6 @@ fn opener_arguments(of_node: impl Iterator<Item = OsString>) -> Vec<OsString> {
     };
     arguments.splice(command, ["opener".into()]);
     arguments
-}
-
-/// The files of a node's unix sockets, removed when it ends.
-#[derive(Default)]
-struct Sockets {
-    files: SocketFiles,
-    /// Once the node is confined it can remove nothing itself.
-    opener: Option<Arc<PrivilegedOpener>>,
-}
-
-impl Drop for Sockets {
-    fn drop(&mut self) {
-        for BoundFile { file, .. } in &self.files {
-            let removed = match &self.opener {
-                Some(opener) => opener.remove_socket(file),
-                None => file.remove(),
-            };
-            if let Err(error) = removed {
-                tracing::warn!(path = %file.path.display(), %error, "cannot remove the socket's file; the next node replaces it");
-            }
-        }
-    }
 }
 
 /// What the main thread waits for.
