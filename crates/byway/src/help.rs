@@ -38,7 +38,8 @@ Files:
   /run/byway/ctl.sock     the default control socket of byway ctl
 
 Signals:
-  SIGTERM, SIGINT   complete requests in flight, for at most 30 s, then exit; a second one exits at once
+  SIGTERM, SIGINT   take lent memory back, for at most 28 s, while clients are served; then complete requests in flight, for at
+                    most 30 s, and exit; a second one exits at once
   SIGHUP            reload the configuration, as byway ctl reload does
 
 Exit status:

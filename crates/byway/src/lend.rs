@@ -1,13 +1,18 @@
-//! The memory that a node lends, as `--lend` specifies it.
+//! The memory that a node lends, as `--lend` specifies it, and how the node takes it back when it ends.
 
 use std::str::FromStr;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use byway_service::limits::SLAB_BYTES;
+use byway_reactor::monotonic;
+use byway_service::limits::{GUARD_LOOK, LENDER_DRAIN_TIME, SLAB_BYTES};
 use byway_service::memory::{Guard, Lending};
 
 use crate::limits::{LEND_GUARD_BYTES_MIN, LEND_GUARD_PERCENT};
 use crate::units::{UnitError, parse_size};
+
+/// How often a node that ends looks whether all lent memory is back.
+const LENT_LOOK: Duration = Duration::from_millis(20);
 
 /// `SIZE[,guard=SIZE][,quota=SIZE]`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +72,15 @@ impl LendSpec {
         };
         Ok(Arc::new(Lending::new(self.bytes, self.quota_bytes, guard)))
     }
+}
+
+/// Leases no more, and waits until borrowers have moved their pages to other lenders and returned all slabs, or their time is over. `wait`
+/// waits for so long, and says whether to go on.
+pub fn take_back(lending: &Lending, mut wait: impl FnMut(Duration) -> bool) {
+    lending.end(monotonic());
+    // The loops close slabs whose time is over when they look next; a loop that hangs does not.
+    let deadline = Instant::now() + LENDER_DRAIN_TIME + 2 * GUARD_LOOK;
+    while lending.status().lent_bytes > 0 && Instant::now() < deadline && wait(LENT_LOOK) {}
 }
 
 /// What a machine with so many bytes of memory keeps available to itself where `guard` does not say it.

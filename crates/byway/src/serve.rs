@@ -17,7 +17,7 @@ use byway_reactor::privilege::{User, become_user, find_user};
 use byway_reactor::{Address, Heap, limit_mapped};
 use byway_service::block::OpenHere;
 use byway_service::file::Share;
-use byway_service::limits::LENDER_DRAIN_TIME;
+use byway_service::memory::Lending;
 
 use crate::address::{Cidr, Listen};
 use crate::admission::{Guarded, peer_allowed};
@@ -25,7 +25,7 @@ use crate::cli::ServeArguments;
 use crate::config::{ConfigError, Configuration, resolve};
 use crate::confinement::{confine, raise_limits};
 use crate::control::{self, Asker, Order};
-use crate::lend::LendSpec;
+use crate::lend::{self, LendSpec};
 use crate::listening::{self, Endpoint, Sockets};
 use crate::memory::{default_mapped_bytes, memory_bytes};
 use crate::node::{Measuring, Node, NodeOptions, Replaced, StartError, boot};
@@ -36,10 +36,6 @@ use crate::tls::server_tls;
 
 /// How long SIGTERM waits for what is in flight.
 const DRAIN_LIMIT: Duration = Duration::from_secs(30);
-const _: () = assert!(
-    DRAIN_LIMIT.as_secs() > LENDER_DRAIN_TIME.as_secs(),
-    "slabs whose time is over are closed, and named in the log, before the node ends"
-);
 
 /// How long a reload waits for the loops to confirm it, and for the last requests to volumes that it took out.
 const APPLY_LIMIT: Duration = Duration::from_secs(10);
@@ -114,7 +110,7 @@ pub enum ServeError {
     LoopEnded,
 }
 
-/// Serves until SIGTERM or SIGINT; a second one ends the process at once, with exit code 1. SIGHUP and `byway ctl reload`
+/// Serves until SIGTERM or SIGINT, and then until lent memory is back; a second one ends the process at once, with exit code 1. SIGHUP and `byway ctl reload`
 /// read the configuration again.
 ///
 /// # Errors
@@ -161,7 +157,7 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
         volumes: plan.served.iter().map(|served| Arc::clone(&served.volume)).collect(),
         shares: shares.clone(),
         tls: tls.clone(),
-        lending,
+        lending: lending.clone(),
         boot,
         measuring,
         on_failure,
@@ -189,17 +185,13 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
         listeners: guarded,
         tls,
         allow,
+        lending,
         node,
         ending,
     };
     tell(supervisor.ready(&serving.status()));
     let event = serving.follow_orders(&supervisor, &happened);
-    tell(supervisor.stopping("completing requests in flight"));
-    tracing::info!("shutting down: completing requests in flight");
-    if !serving.node.stop(DRAIN_LIMIT) {
-        tracing::warn!(seconds = DRAIN_LIMIT.as_secs(), "requests are still in flight after the limit; exiting anyway");
-    }
-    if matches!(event, Ok(Event::LoopEnded)) { Err(ServeError::LoopEnded) } else { Ok(()) }
+    serving.end(event, &supervisor, &happened)
 }
 
 /// Says why the clients of a share may do little there, and what they lose when the server ends.
@@ -302,6 +294,8 @@ struct RunningNode<'a> {
     tls: ServerTls,
     /// Shared with the HTTP front end.
     allow: Arc<RwLock<Vec<Cidr>>>,
+    /// Shared with the node's loops.
+    lending: Option<Arc<Lending>>,
     node: Node,
     /// The node is told to end: a reload waits no longer.
     ending: Arc<AtomicBool>,
@@ -410,6 +404,31 @@ impl RunningNode<'_> {
         summary.certificates = configuration.tls.is_some();
         self.configuration = configuration;
         Ok(summary)
+    }
+
+    /// Ends the node. Lent memory comes first: that takes the longest, and all else is served meanwhile.
+    fn end(
+        self,
+        why: Result<Event, RecvTimeoutError>,
+        supervisor: &Supervisor,
+        happened: &Receiver<Event>,
+    ) -> Result<(), ServeError> {
+        let mut has_failed = matches!(why, Ok(Event::LoopEnded));
+        if let Some(lending) = self.lending.filter(|_| !has_failed) {
+            tell(supervisor.stopping("taking lent memory back"));
+            lend::take_back(&lending, |time| {
+                // A reload that is asked for now is dropped: its asker learns that the node ends.
+                has_failed = matches!(happened.recv_timeout(time), Ok(Event::LoopEnded));
+                !has_failed
+            });
+        }
+        tell(supervisor.stopping("completing requests in flight"));
+        tracing::info!("shutting down: completing requests in flight");
+        if !self.node.stop(DRAIN_LIMIT) {
+            let seconds = DRAIN_LIMIT.as_secs();
+            tracing::warn!(seconds, "requests are still in flight after the limit; exiting anyway");
+        }
+        if has_failed { Err(ServeError::LoopEnded) } else { Ok(()) }
     }
 }
 

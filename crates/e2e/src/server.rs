@@ -130,8 +130,21 @@ impl Server {
 
     /// SIGTERM; gives the exit code.
     pub fn terminate(&mut self) -> Option<i32> {
+        self.ask_to_end();
+        self.exit_code()
+    }
+
+    /// SIGTERM.
+    ///
+    /// # Panics
+    /// If it has ended.
+    pub fn ask_to_end(&self) {
         let id = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(id, rustix::process::Signal::TERM).expect("it lives");
+    }
+
+    /// Waits for its end; gives the exit code.
+    pub fn exit_code(&mut self) -> Option<i32> {
         let deadline = Instant::now() + LIMIT;
         until(deadline, "byway to end", || self.child.try_wait().ok().flatten()).code()
     }

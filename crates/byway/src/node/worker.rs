@@ -376,7 +376,6 @@ impl Worker {
                     let (nbd, mut context) = self.nbd_and_context();
                     nbd.drain(&mut context);
                     self.shares.drain(&mut self.host, &mut self.reactor);
-                    self.lender.drain(self.reactor.now());
                     self.host.shut_down(&mut self.reactor);
                 }
                 Message::Stop => self.stopped = true,

@@ -20,7 +20,6 @@ use byway_fabric::tls::ServerTls;
 use byway_fabric::wire::{Header, Kind as Message};
 use byway_fabric::{CloseReason, EndedGet, Fabric, FabricCounters, Handler, Options, Registry, Remote, SessionId};
 use byway_reactor::{Address, Completion, Frame, Listener, Reactor};
-use byway_rpc::message::CallBody;
 use byway_rpc::session::{CallRef, Event, Incomer, Spoken};
 
 pub use self::peers::{PeerFeedback, keep_busiest};
@@ -87,13 +86,6 @@ pub trait Service {
     /// No transfer of an ended session is in progress any more: close and drop the slabs that are open to its client.
     fn peer_drained(&mut self, at: &mut At<'_>, session: SessionId) {
         let _ = (at, session);
-    }
-
-    /// Whether a session goes on while the node drains, because its client has something here that it must fetch first. Its calls to this
-    /// service are begun meanwhile.
-    fn keeps(&self, session: SessionId) -> bool {
-        let _ = session;
-        false
     }
 
     /// Once a turn: begins requests that waited for frames.
@@ -206,9 +198,7 @@ impl Host {
         for service in &mut *hosting.services {
             service.turn(&mut At { fabric: &mut self.fabric, reactor, sessions: hosting.sessions });
         }
-        let services = &*hosting.services;
-        let is_kept = |session| services.iter().any(|service| service.keeps(session));
-        hosting.sessions.say_goodbyes(&mut self.fabric, reactor, is_kept);
+        hosting.sessions.say_goodbyes(&mut self.fabric, reactor);
         // After the waiting requests had their turns: failed attempts give frames back, too.
         let given_back = reactor.frames().given_back();
         self.fabric.flush(reactor, hosting);
@@ -221,9 +211,8 @@ impl Host {
         self.frames_returned
     }
 
-    /// Stops listening, begins no call any more, and says goodbye to each client, by [`Host::flush`], when its calls have been answered
-    /// and no service [keeps](Service::keeps) its session. A call that comes meanwhile is not begun: its client sends it again to the
-    /// next server.
+    /// Stops listening, begins no call any more, and says goodbye to each client, by [`Host::flush`], when its calls have been answered.
+    /// A call that comes meanwhile is not begun: its client sends it again to the next server.
     pub fn shut_down(&mut self, reactor: &mut Reactor) {
         self.sessions.drain();
         self.fabric.close_listeners(reactor);
@@ -284,11 +273,7 @@ impl Handler for Hosting<'_, '_, '_> {
         header: &Header,
         payload: &[u8],
     ) {
-        let kept = self.sessions.is_draining() && kind == Message::Call && {
-            let protocol = header.body::<CallBody>().protocol;
-            self.services.iter().any(|service| service.protocol() == protocol && service.keeps(session))
-        };
-        let event = match self.sessions.message(session, kind, header, payload, kept) {
+        let event = match self.sessions.message(session, kind, header, payload) {
             Ok(event) => event,
             Err(reason) => return fabric.close(reactor, session, reason),
         };

@@ -40,8 +40,7 @@ pub struct Sessions {
     calls: Calls<Infallible>,
     /// By the index of the fabric's slot.
     table: Vec<Option<Session>>,
-    /// No call is begun any more, but for services that keep their session; each session is told goodbye when its calls have been answered
-    /// and no service keeps it.
+    /// No call is begun any more; each session is told goodbye when its calls have been answered.
     draining: bool,
     answered: u64,
     /// Bytes of the transfers that were begun in this turn, and that this loop copies itself.
@@ -244,20 +243,15 @@ impl Sessions {
         self.draining = true;
     }
 
-    pub(super) fn is_draining(&self) -> bool {
-        self.draining
-    }
-
-    /// While draining: dismisses sessions whose calls have all been answered, and that no service keeps. Their clients learn that the other
-    /// calls were not begun, and may repeat each at the next server.
-    pub(super) fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &Reactor, is_kept: impl Fn(SessionId) -> bool) {
+    /// While draining: dismisses sessions whose calls have all been answered. Their clients learn that the other calls were not begun, and
+    /// may repeat each at the next server.
+    pub(super) fn say_goodbyes(&mut self, fabric: &mut Fabric, reactor: &Reactor) {
         if !self.draining {
             return;
         }
         for index in 0..self.table.len() {
             if let Some(slot) = self.at(index)
                 && self.calls.calls_in(slot) == 0
-                && !is_kept(slot)
                 && self.note_dismissed(slot)
             {
                 fabric.bid_farewell(reactor, slot, RefuseCode::Drained);
@@ -285,17 +279,16 @@ impl Sessions {
         });
     }
 
-    /// Takes a message. `Ok(None)`: there is nothing to do. A service that has called its session `kept` is called while the node drains.
+    /// Takes a message. `Ok(None)`: there is nothing to do.
     pub(super) fn message<'a>(
         &mut self,
         slot: SessionId,
         kind: Message,
         header: &Header,
         payload: &'a [u8],
-        kept: bool,
     ) -> Result<Option<Event<'a, Infallible>>, CloseReason> {
         match kind {
-            Message::Call if self.begins_none(slot, kept) => return Ok(None),
+            Message::Call if self.begins_none(slot) => return Ok(None),
             // Credit is for messages between programs, which a server does not send.
             Message::Credit => return Ok(None),
             Message::Call | Message::Cancel | Message::Notice | Message::NoticeCredit | Message::Protocols => {}
@@ -309,8 +302,8 @@ impl Sessions {
     }
 
     /// Whether calls of a session are ignored: its client repeats them at the next server, or has lost its rights.
-    fn begins_none(&self, slot: SessionId, kept: bool) -> bool {
-        (self.draining && !kept) || self.get(slot).is_none_or(|session| session.dismissed)
+    fn begins_none(&self, slot: SessionId) -> bool {
+        self.draining || self.get(slot).is_none_or(|session| session.dismissed)
     }
 
     pub(super) fn send_outbox(&mut self, fabric: &mut Fabric) {

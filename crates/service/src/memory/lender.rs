@@ -146,6 +146,21 @@ impl Lending {
         }
     }
 
+    /// The node is to end: leases no more, and takes all slabs back. [`LendingStatus::lent_bytes`] is 0 once borrowers have returned them,
+    /// or their loops have closed those that are not back after [`LENDER_DRAIN_TIME`]. The loops go on until then.
+    pub fn end(&self, now: Instant) {
+        let mut table = self.table();
+        let slabs = table.leases.lent();
+        if table.leases.end(now + LENDER_DRAIN_TIME) && slabs > 0 {
+            let seconds = LENDER_DRAIN_TIME.as_secs();
+            tracing::info!(
+                slabs,
+                seconds,
+                "shutting down: borrowers have so long to move their pages to other lenders; all else is served meanwhile"
+            );
+        }
+    }
+
     fn table(&self) -> MutexGuard<'_, Table> {
         // No code under this lock leaves the table half changed by a panic.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
@@ -193,21 +208,6 @@ impl Lender {
     /// When the loop is to be turned at the latest: leases end, and the guard looks. `None` while this loop has lent nothing.
     pub fn next_look(&self) -> Option<Instant> {
         self.looks.filter(|_| !self.leased.is_empty())
-    }
-
-    /// The node is to end: leases no more, and takes all slabs back. Sessions with slabs go on until their slabs are back, at most for
-    /// [`LENDER_DRAIN_TIME`].
-    pub fn drain(&mut self, now: Instant) {
-        let mut table = self.shared.table();
-        let slabs = table.leases.lent();
-        if table.leases.end(now + LENDER_DRAIN_TIME) && slabs > 0 {
-            let seconds = LENDER_DRAIN_TIME.as_secs();
-            tracing::info!(
-                slabs,
-                seconds,
-                "shutting down: borrowers have so long to move their pages to other lenders"
-            );
-        }
     }
 
     fn lease(&mut self, at: &mut At<'_>, session: SessionId) -> Result<(LeaseResult, Descriptor), LendError> {
@@ -341,10 +341,6 @@ impl Service for Lender {
                 at.sessions.answer(at.fabric, call, SmallAnswer::failed(error.status()));
             }
         }
-    }
-
-    fn keeps(&self, session: SessionId) -> bool {
-        self.leased.contains_key(&session)
     }
 
     fn peer_drained(&mut self, at: &mut At<'_>, session: SessionId) {
