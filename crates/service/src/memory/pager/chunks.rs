@@ -86,6 +86,7 @@ impl<T> Chunks<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::Choices;
     use super::*;
 
     #[test]
@@ -104,5 +105,54 @@ mod tests {
             chunks.iter().map(|(number, chunk)| (number, *chunk)).collect::<Vec<_>>(),
             [(3, 4), (9, 1), (1 << 40, 1)]
         );
+    }
+
+    /// A table, and what is in it.
+    #[derive(Clone, Default)]
+    struct Checked {
+        chunks: Chunks<u64>,
+        model: BTreeMap<u64, u64>,
+    }
+
+    impl Checked {
+        fn change(&mut self, number: u64, value: u64, choices: &mut Choices) {
+            match choices.below(3) {
+                0 => {
+                    self.chunks.remove(number);
+                    self.model.remove(&number);
+                }
+                1 => {
+                    let there = *self.chunks.get_or_insert(number, || Box::new(value));
+                    assert_eq!(there, *self.model.entry(number).or_insert(value), "chunk {number}");
+                }
+                _ => {
+                    assert_eq!(self.chunks.get_mut(number), self.model.get_mut(&number), "chunk {number}");
+                    self.chunks.get_mut(number).into_iter().for_each(|chunk| *chunk = value);
+                    self.model.entry(number).and_modify(|chunk| *chunk = value);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_look_up_finds_what_the_table_has_now_whatever_it_or_a_copy_has_looked_at() {
+        for seed in 0..20 {
+            let (mut choices, mut tables) = (Choices(seed), [(); 3].map(|()| Checked::default()));
+            for step in 0..2000 {
+                let [one, other] = [(); 2].map(|()| choices.below(3) as usize);
+                if choices.below(16) == 0 {
+                    tables[one] = tables[other].clone();
+                }
+                let number = choices.below(5);
+                tables[one].change(number, step, &mut choices);
+                for Checked { chunks, model } in &tables {
+                    let number = choices.below(5);
+                    assert_eq!(chunks.get(number), model.get(&number), "seed {seed}, step {step}, chunk {number}");
+                }
+            }
+            for Checked { chunks, model } in &tables {
+                assert!(chunks.iter().eq(model.iter().map(|(number, chunk)| (*number, chunk))), "seed {seed}");
+            }
+        }
     }
 }

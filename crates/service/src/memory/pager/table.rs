@@ -291,6 +291,7 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::Choices;
     use super::*;
 
     #[test]
@@ -308,5 +309,85 @@ mod tests {
         assert_eq!(space.unknown(0..1 << 40), [0..1000, 4000..6000, 1000 + pages..1 << 40]);
         assert_eq!(space.clear(0..1 << 40), [(1000 + pages - 1, Entry::Lost)]);
         assert!(space.chunks.len() == 0 && space.get(6000) == Some(Entry::None));
+    }
+
+    #[test]
+    fn a_range_that_was_looked_at_last_is_forgotten_with_its_pages() {
+        let mut space = Space::new(true);
+        space.add(10..20);
+        assert_eq!(space.get(15), Some(Entry::None));
+        space.take(14..16);
+        let known = [13, 14, 15, 16].map(|page| space.get(page).is_some());
+        assert_eq!(known, [true, false, false, true]);
+        // Now the range behind is the last one.
+        space.take(0..100);
+        space.set(16, Entry::Lost);
+        assert_eq!((space.get(16), space.flag(16, Space::HOT, false)), (None, false));
+        space.add(16..17);
+        assert_eq!(space.get(16), Some(Entry::None), "it was not known when it was set");
+    }
+
+    const PAGES: u64 = 4 * CHUNK_PAGES;
+
+    /// A page table, and what is known of each page.
+    struct Checked {
+        space: Space,
+        model: Vec<Option<Entry>>,
+    }
+
+    impl Checked {
+        fn new() -> Self {
+            Self { space: Space::new(true), model: vec![None; PAGES as usize] }
+        }
+
+        fn forked(&self) -> Self {
+            Self { space: self.space.copied(), model: self.model.clone() }
+        }
+
+        fn change(&mut self, choices: &mut Choices) {
+            let first = choices.below(PAGES);
+            let range = first..(first + 1 + choices.below(2 * CHUNK_PAGES)).min(PAGES);
+            let pages = range.start as usize..range.end as usize;
+            match choices.below(4) {
+                0 => {
+                    for unknown in self.space.unknown(range) {
+                        self.space.add(unknown);
+                    }
+                    self.model[pages].iter_mut().for_each(|page| *page = page.or(Some(Entry::None)));
+                }
+                1 => {
+                    let known = self.model[pages].iter_mut().map(Option::take);
+                    let known: Vec<_> = (first..).zip(known).filter_map(|(page, entry)| Some((page, entry?))).collect();
+                    let taken = self.space.take(range);
+                    let ranges: u64 = taken.ranges.iter().map(|range| range.end - range.start).sum();
+                    assert_eq!(ranges, known.len() as u64);
+                    assert!(taken.entries.iter().eq(known.iter().filter(|(_, entry)| *entry != Entry::None)));
+                }
+                _ => {
+                    let entry = Entry::Far(Place(choices.below(1000) as u32));
+                    self.space.set(first, entry);
+                    self.model[first as usize] = self.model[first as usize].and(Some(entry));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_look_up_finds_what_is_known_now_whatever_the_program_or_its_fork_has_looked_at() {
+        for seed in 0..20 {
+            let (mut choices, mut programs) = (Choices(seed), [(); 3].map(|()| Checked::new()));
+            for step in 0..2000 {
+                let [one, other] = [(); 2].map(|()| choices.below(3) as usize);
+                if choices.below(16) == 0 {
+                    programs[one] = programs[other].forked();
+                }
+                programs[one].change(&mut choices);
+                for Checked { space, model } in &programs {
+                    for page in [(); 4].map(|()| choices.below(PAGES)) {
+                        assert_eq!(space.get(page), model[page as usize], "seed {seed}, step {step}, page {page}");
+                    }
+                }
+            }
+        }
     }
 }

@@ -16,10 +16,10 @@ const FRAMES: u32 = 64;
 const BUDGET: usize = 200;
 
 /// Splitmix64: the choices of a run.
-struct Choices(u64);
+pub(super) struct Choices(pub(super) u64);
 
 impl Choices {
-    fn below(&mut self, bound: u64) -> u64 {
+    pub(super) fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         (mixed ^ (mixed >> 27)) % bound
