@@ -117,6 +117,26 @@ impl Server {
         memory_bytes(self.id())
     }
 
+    /// How often each of its loops has gone to sleep.
+    ///
+    /// # Panics
+    /// If it is gone.
+    pub fn loop_sleeps(&self) -> Vec<u64> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.id())).expect("it lives");
+        let read = |task: &Path, file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
+        let is_loop = |task: &PathBuf| {
+            let comm = read(task, "comm");
+            comm.trim().strip_prefix("byway-").is_some_and(|number| number.parse::<u16>().is_ok())
+        };
+        let tasks = tasks.map(|task| task.expect("it lives").path()).filter(is_loop);
+        let sleeps = tasks.map(|task| {
+            let status = read(&task, "status");
+            let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            line.expect("the kernel says").trim().parse().expect("a number")
+        });
+        sleeps.collect()
+    }
+
     /// Whether it still runs.
     pub fn is_alive(&mut self) -> bool {
         self.child.try_wait().is_ok_and(|status| status.is_none())

@@ -2,7 +2,6 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use byway_e2e::{LIMIT, Server, backends, wait_until_idle};
@@ -77,23 +76,6 @@ fn idle_at_no_cost(server: &Server, address: &Address, io: IoChoice) {
     assert!(clients.volumes.iter().all(|volume| volume.sessions() == 1), "a session over {address:?} was lost");
 }
 
-/// How often each loop of a server has gone to sleep.
-fn sleeps(server: &Server) -> Vec<u64> {
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", server.id())).unwrap();
-    let read = |task: &Path, file| std::fs::read_to_string(task.join(file)).unwrap_or_default();
-    let is_loop = |task: &PathBuf| {
-        let comm = read(task, "comm");
-        comm.trim().strip_prefix("byway-").is_some_and(|number| number.parse::<u16>().is_ok())
-    };
-    let tasks = tasks.map(|task| task.unwrap().path()).filter(is_loop);
-    let sleeps = tasks.map(|task| {
-        let status = read(&task, "status");
-        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:")).unwrap();
-        line.trim().parse().unwrap()
-    });
-    sleeps.collect()
-}
-
 /// A connection that sends garbage is closed by the loop that has accepted it.
 #[test]
 fn a_connection_wakes_one_loop() {
@@ -105,14 +87,15 @@ fn a_connection_wakes_one_loop() {
         let arguments = ["--io", io, "--threads", &threads, "--volume", "m=mem:1M", "--listen", "tcp://127.0.0.1:0"];
         let server = Server::start(folder.path(), 1, &arguments);
         wait_until_idle(&[server.id()], || {});
-        let before = sleeps(&server);
+        let before = server.loop_sleeps();
         for _ in 0..CONNECTIONS {
             let mut connection = TcpStream::connect((Ipv4Addr::LOCALHOST, server.port("byway"))).unwrap();
             connection.write_all(&[0x5a; 4096]).unwrap();
             // Its end, or a reset.
             let _ = connection.read(&mut [0; 1]);
         }
-        let mut woken: Vec<u64> = sleeps(&server).iter().zip(before).map(|(after, before)| after - before).collect();
+        let mut woken: Vec<u64> =
+            server.loop_sleeps().iter().zip(before).map(|(after, before)| after - before).collect();
         woken.sort_unstable();
         assert_eq!(woken.len(), LOOPS);
         // The accepting loop polls for a while before it sleeps, so it has slept less often than connections came.
