@@ -145,25 +145,16 @@ pub fn run(arguments: &ServeArguments, measuring: Measuring) -> Result<(), Serve
     let (events, happened) = channel();
     let ending = Arc::new(AtomicBool::new(false));
     watch_signals(events.clone(), Arc::clone(&ending))?;
-    let options = node_options(&configuration);
-    let loop_events = events.clone();
-    let on_failure = Arc::new(move || {
-        // Nobody listens only when the node is ending anyway.
-        let _ = loop_events.send(Event::LoopEnded);
-    });
-    let options = NodeOptions {
+    let node = Node::start(NodeOptions {
         native,
         nbd,
-        volumes: plan.served.iter().map(|served| Arc::clone(&served.volume)).collect(),
-        shares: shares.clone(),
         tls: tls.clone(),
         lending: lending.clone(),
         boot,
         measuring,
-        on_failure,
-        ..options
-    };
-    let node = Node::start(options)?;
+        on_failure: tells_of_the_end(events.clone()),
+        ..node_options(&configuration, &plan.served, &shares)
+    })?;
     tracing::info!(io = node.io(), "event loops");
     let report: Arc<dyn Report> = Arc::new(node.report().clone());
     let allow = Arc::new(RwLock::new(configuration.allow.clone()));
@@ -491,15 +482,23 @@ pub(crate) fn judged_listeners(configuration: &Configuration, inherited: Vec<Own
     listeners(configuration, inherited).map(|listeners| listeners.guarded().len())
 }
 
-/// What the configuration says of a node that serves nothing yet.
-fn node_options(configuration: &Configuration) -> NodeOptions {
+/// What a loop does that ends though it should not.
+fn tells_of_the_end(events: Sender<Event>) -> Arc<dyn Fn() + Send + Sync> {
+    Arc::new(move || {
+        // Nobody listens only when the node is ending anyway.
+        let _ = events.send(Event::LoopEnded);
+    })
+}
+
+/// What the configuration says of a node that has no listeners yet.
+fn node_options(configuration: &Configuration, served: &[Served], shares: &[Arc<Share>]) -> NodeOptions {
     NodeOptions {
         io: configuration.io,
         threads: configuration.event_loops(),
         frame_bytes: usize::try_from(configuration.frame_bytes).unwrap_or(usize::MAX),
         lending: None,
-        volumes: Vec::new(),
-        shares: Vec::new(),
+        volumes: served.iter().map(|served| Arc::clone(&served.volume)).collect(),
+        shares: shares.to_vec(),
         native: Vec::new(),
         nbd: Vec::new(),
         nbd_options: NbdOptions::default(),

@@ -175,4 +175,9 @@ impl Inner {
             Backing::Os(_) => Err(Errno::BADF),
         }
     }
+
+    pub(super) fn resident(&mut self, id: u64, file: File, offset: u64, len: usize) -> bool {
+        let Ok(OpenSimFile { sim, options, .. }) = self.sim_file(id, file) else { return false };
+        options.map && len > 0 && ByteRange::new(offset, len as u64).ends_by(sim.len()) && self.rng.one_in(2)
+    }
 }
