@@ -2,15 +2,17 @@
 //!
 //! The program has the *view*, at the same address in every process: private memory, of which userfaultfd hands over accesses to pages that are
 //! not there, and stores to pages that are write-protected. The pager fills pages by the kernel's copy, and takes them by moving them
-//! to the *stage*, a page of its own: that is atomic for the program's threads, frees the page's frame, and the kernel refuses it while a device
-//! may still write to the page (docs/decisions/0039).
+//! to the *stage*, pages of its own: that is atomic for the program's threads, frees the page's frame, and the kernel refuses it while a device
+//! may still write to the page (docs/decisions/0039). Neighbouring pages are filled and taken by one call.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
-use byway_reactor::userfault::{Event, FaultKind, Features, FillError, Modes, OpenError, Read, Userfault};
+use byway_reactor::userfault::{Event, FaultKind, Features, FillError, Modes, OpenError, Partly, Read, Userfault};
 use byway_service::coherence::Mode;
 use byway_service::dsm::Page;
+use byway_service::limits::DSM_RUN_PAGES_MAX;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect, munmap};
 
@@ -62,6 +64,8 @@ pub(crate) struct Fault {
 /// The bytes of a page.
 pub(crate) type Bytes = Box<[u8; PAGE_BYTES]>;
 
+const STAGE_BYTES: usize = DSM_RUN_PAGES_MAX * PAGE_BYTES;
+
 /// A mapping that ends with this.
 #[derive(Debug)]
 struct MappedRange {
@@ -80,7 +84,7 @@ impl Drop for MappedRange {
 pub(crate) struct Area {
     userfault: Userfault,
     view: MappedRange,
-    /// One page, of the thread that has the pager.
+    /// A run of pages, of the thread that has the pager.
     stage: MappedRange,
 }
 
@@ -106,6 +110,11 @@ fn open_userfault() -> Result<Userfault, AreaError> {
     }?)
 }
 
+/// The only page of a run.
+fn alone(taken: Vec<Bytes>) -> Result<Bytes, TakeError> {
+    taken.into_iter().next().ok_or(TakeError::Dropped)
+}
+
 impl Area {
     /// An area of so many pages, none of which the program can use yet.
     pub(crate) fn new(pages: u64) -> Result<Self, AreaError> {
@@ -125,8 +134,8 @@ impl Area {
         }
         let rights = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        let stage = unsafe { mmap_anonymous(std::ptr::null_mut(), PAGE_BYTES, rights, flags) }?;
-        let stage = MappedRange { at: stage.expose_provenance(), bytes: PAGE_BYTES };
+        let stage = unsafe { mmap_anonymous(std::ptr::null_mut(), STAGE_BYTES, rights, flags) }?;
+        let stage = MappedRange { at: stage.expose_provenance(), bytes: STAGE_BYTES };
         for MappedRange { at, bytes } in [&view, &stage] {
             let at = with_exposed_provenance_mut(*at);
             // A child of a fork would have the pages and not the protocol; a page of the kernel's larger sizes would not be one of the protocol's.
@@ -150,12 +159,10 @@ impl Area {
 
     /// Lets the program use the addresses of a segment. Its pages come by faults.
     pub(crate) fn open_segment(&self, first: Page, pages: u64) -> Result<(), Errno> {
-        let at = self.view_of(first).start;
-        let bytes = pages as usize * PAGE_BYTES;
-        assert!(at + bytes <= self.view.at + self.view.bytes, "the segment lies in the area");
+        let view = self.view_of(first, pages as usize);
         let rights = MprotectFlags::READ | MprotectFlags::WRITE;
         // SAFETY: a part of the view; more rights take nothing from what refers to it.
-        unsafe { mprotect(with_exposed_provenance_mut(at), bytes, rights) }
+        unsafe { mprotect(with_exposed_provenance_mut(view.start), view.len(), rights) }
     }
 
     /// Readable when the program has faulted.
@@ -175,63 +182,93 @@ impl Area {
         matches!(read, Read::Messages(_))
     }
 
-    fn view_of(&self, page: Page) -> std::ops::Range<usize> {
-        let at = page as usize * PAGE_BYTES;
-        assert!(at < self.view.bytes, "page {page} is not in the area");
-        self.view.at + at..self.view.at + at + PAGE_BYTES
+    /// Where the program has neighbouring pages, `pages` from this one on.
+    fn view_of(&self, first: Page, pages: usize) -> Range<usize> {
+        let (at, bytes) = (first as usize * PAGE_BYTES, pages * PAGE_BYTES);
+        assert!(at + bytes <= self.view.bytes, "{pages} pages from {first} on are not in the area");
+        self.view.at + at..self.view.at + at + bytes
     }
 
     /// Takes loads and stores from the program, and gives what the page held.
     pub(crate) fn take(&self, page: Page) -> Result<Bytes, TakeError> {
-        // SAFETY: accesses to the page are handed over from now on, until it is filled again; nothing lies on the stage.
-        let moved = unsafe { self.userfault.move_pages(self.stage.at, self.view_of(page).start, PAGE_BYTES) };
-        moved.map_err(|partly| match partly.error {
-            FillError::Busy | FillError::Changing => TakeError::Pinned,
-            FillError::NoMapping => TakeError::Dropped,
-            error => TakeError::Kernel(error),
-        })?;
-        let mut bytes = Box::new([0; PAGE_BYTES]);
-        // SAFETY: the stage has a page, which no other thread uses.
-        unsafe {
-            std::ptr::copy_nonoverlapping(with_exposed_provenance(self.stage.at), bytes.as_mut_ptr(), PAGE_BYTES);
-        };
-        // SAFETY: drops the page on the stage, to which nothing refers.
-        let dropped = unsafe { madvise(with_exposed_provenance_mut(self.stage.at), PAGE_BYTES, Advice::LinuxDontNeed) };
-        dropped.map_err(|error| TakeError::Kernel(FillError::Other(error)))?;
-        Ok(bytes)
+        self.take_run(page, 1, Mode::None).and_then(alone)
     }
 
     /// Takes stores from the program, and gives what the page holds.
     pub(crate) fn protect(&self, page: Page) -> Result<Bytes, TakeError> {
-        // The protection alone does not tell of a device that may still write.
-        let bytes = self.take(page)?;
-        self.fill(page, &bytes, Mode::Read).map_err(TakeError::Kernel)?;
-        Ok(bytes)
+        self.take_run(page, 1, Mode::Read).and_then(alone)
     }
 
     /// Lets the program store to a page that it could only load from, and gives what the page held before the first of these stores.
     pub(crate) fn open_for_stores(&self, page: Page) -> Result<Bytes, TakeError> {
-        let bytes = self.take(page)?;
-        self.fill(page, &bytes, Mode::Write).map_err(TakeError::Kernel)?;
-        Ok(bytes)
+        self.take_run(page, 1, Mode::Write).and_then(alone)
     }
 
-    /// Takes a copy that the program could only load from, and drops it. A device may go on reading what it held.
-    pub(crate) fn drop_copy(&self, page: Page) -> Result<(), FillError> {
-        let view = self.view_of(page);
-        // SAFETY: a page of the view, whose contents other processes have; the program's next access is handed over.
-        let dropped = unsafe { madvise(with_exposed_provenance_mut(view.start), PAGE_BYTES, Advice::LinuxDontNeed) };
+    /// Takes at most [`DSM_RUN_PAGES_MAX`] neighbouring pages from the program, and gives what they hold. The program keeps loads of them (`Read`),
+    /// loads and stores (`Write`), which begin when the bytes were read, or nothing. Stops before a page that cannot be taken: the next call, from there
+    /// on, says why.
+    pub(crate) fn take_run(&self, first: Page, pages: usize, keeps: Mode) -> Result<Vec<Bytes>, TakeError> {
+        let bytes = self.stage_run(first, pages)?;
+        // SAFETY: the stage has as many bytes in pages, which no other thread uses until they are dropped below.
+        let staged = unsafe { std::slice::from_raw_parts(with_exposed_provenance::<u8>(self.stage.at), bytes) };
+        // The protection alone does not tell of a device that may still write: so a page that the program keeps was moved too.
+        let filled = if keeps == Mode::None { Ok(()) } else { self.fill(first, staged, keeps) };
+        let taken = staged.as_chunks::<PAGE_BYTES>().0.iter().map(|page| Box::new(*page)).collect();
+        // SAFETY: drops the pages on the stage, to which nothing refers any more.
+        let dropped = unsafe { madvise(with_exposed_provenance_mut(self.stage.at), bytes, Advice::LinuxDontNeed) };
+        filled.and(dropped.map_err(FillError::Other)).map_err(TakeError::Kernel)?;
+        Ok(taken)
+    }
+
+    /// Moves neighbouring pages to the stage, up to one that cannot be moved. Gives their bytes: those of one page at least.
+    fn stage_run(&self, first: Page, pages: usize) -> Result<usize, TakeError> {
+        let view = self.view_of(first, pages);
+        assert!(view.len() <= self.stage.bytes, "{pages} pages are no run");
+        // SAFETY: accesses to the pages are handed over from now on, until they are filled again; nothing lies on the stage.
+        match unsafe { self.userfault.move_pages(self.stage.at, view.start, view.len()) } {
+            Ok(()) => Ok(view.len()),
+            Err(Partly { bytes, .. }) if bytes > 0 => Ok(bytes),
+            // The kernel moves no run that lies in two mappings: segments may be several.
+            Err(_) if pages > 1 => self.stage_run(first, 1),
+            Err(Partly { error: FillError::Busy | FillError::Changing, .. }) => Err(TakeError::Pinned),
+            Err(Partly { error: FillError::NoMapping, .. }) => Err(TakeError::Dropped),
+            Err(Partly { error, .. }) => Err(TakeError::Kernel(error)),
+        }
+    }
+
+    /// Takes copies that the program could only load from, and drops them. A device may go on reading what they held.
+    pub(crate) fn drop_copies(&self, first: Page, pages: usize) -> Result<(), FillError> {
+        let view = self.view_of(first, pages);
+        // SAFETY: pages of the view, whose contents other processes have; the program's next accesses are handed over.
+        let dropped = unsafe { madvise(with_exposed_provenance_mut(view.start), view.len(), Advice::LinuxDontNeed) };
         dropped.map_err(FillError::Other)
     }
 
-    /// Gives a page that is not there to the program, for loads or for loads and stores, and wakes the threads that wait for it.
-    pub(crate) fn fill(&self, page: Page, bytes: &[u8; PAGE_BYTES], mode: Mode) -> Result<(), FillError> {
-        self.userfault.copy(self.view_of(page).start, bytes, mode != Mode::Write).map_err(|partly| partly.error)
+    /// Gives neighbouring pages that are not there to the program, for loads or for loads and stores, and wakes the threads that wait for them.
+    pub(crate) fn fill(&self, first: Page, bytes: &[u8], mode: Mode) -> Result<(), FillError> {
+        let mut at = 0;
+        while at < bytes.len() {
+            let next = first + (at / PAGE_BYTES) as Page;
+            at += self.fill_some(next, &bytes[at..], mode != Mode::Write)?;
+        }
+        Ok(())
+    }
+
+    /// Fills pages, up to one that cannot be filled with those before it. Gives their bytes: those of one page at least.
+    fn fill_some(&self, first: Page, bytes: &[u8], protect: bool) -> Result<usize, FillError> {
+        let view = self.view_of(first, bytes.len() / PAGE_BYTES);
+        match self.userfault.copy(view.start, bytes, protect) {
+            Ok(()) => Ok(bytes.len()),
+            Err(Partly { bytes, .. }) if bytes > 0 => Ok(bytes),
+            // As above.
+            Err(_) if bytes.len() > PAGE_BYTES => self.fill_some(first, &bytes[..PAGE_BYTES], protect),
+            Err(Partly { error, .. }) => Err(error),
+        }
     }
 
     /// Gives loads, or loads and stores, of a page that is there to the program, and wakes the threads that wait for it.
     pub(crate) fn allow(&self, page: Page, mode: Mode) -> Result<(), FillError> {
-        let view = self.view_of(page);
+        let view = self.view_of(page, 1);
         if mode == Mode::Write {
             return self.userfault.write_protect(view, false, false);
         }
@@ -245,7 +282,7 @@ impl Area {
         /// `PM_PRESENT` and `PM_SWAP` of the kernel's pagemap.
         const THERE: u64 = 0b11 << 62;
         let mut entry = [0; 8];
-        let place = (self.view_of(page).start / PAGE_BYTES * entry.len()) as u64;
+        let place = (self.view_of(page, 1).start / PAGE_BYTES * entry.len()) as u64;
         std::fs::File::open("/proc/self/pagemap")?.read_exact_at(&mut entry, place)?;
         Ok(u64::from_ne_bytes(entry) & THERE != 0)
     }

@@ -4,6 +4,7 @@
 //! program's view of the memory: it would wait for itself.
 
 mod perform;
+mod runs;
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -14,7 +15,7 @@ use std::time::{Duration, Instant};
 use byway_reactor::monotonic;
 use byway_service::coherence::Mode;
 use byway_service::dsm::{
-    Counters, Due, Machine, Misuse, Page, PinnedPages, PlacedSegment, Rank, Ticket, Twins, Watch,
+    Action, Actions, Counters, Due, Machine, Misuse, Page, PinnedPages, PlacedSegment, Rank, Ticket, Twins, Watch,
 };
 
 use crate::EXIT_JOB_ENDED;
@@ -35,6 +36,7 @@ pub(crate) struct Pager {
     area: Arc<Area>,
     sessions: Sessions,
     machine: Machine,
+    actions: Actions,
     calls: HashMap<Ticket, Call>,
     next_ticket: Ticket,
     /// Pages that the program waits for.
@@ -94,6 +96,7 @@ impl Pager {
             area,
             sessions,
             machine,
+            actions: Actions::default(),
             calls: HashMap::new(),
             next_ticket: 0,
             faulted: HashSet::new(),
@@ -308,6 +311,8 @@ impl Pager {
         if let Err(error) = self.sessions.progress() {
             self.die(&format!("the sessions with the other processes cannot be driven: {error}"));
         }
+        // What came together is taken together, so that neighbouring pages leave, and come, together.
+        let mut is_batch = false;
         for _ in 0..MESSAGES_PER_TURN {
             match self.sessions.next() {
                 Ok(Some(Incoming::Message(from, message, payload))) => {
@@ -316,19 +321,37 @@ impl Pager {
                 }
                 Ok(Some(Incoming::Malformed(from))) => self.die(&format!("rank {from} sent what is no message")),
                 Ok(Some(Incoming::Gone(rank))) => self.machine.gone(rank),
-                Ok(None) => return Rest::Nothing,
+                Ok(None) => {
+                    self.act();
+                    return Rest::Nothing;
+                }
                 Err(error) => self.die(&format!("the sessions with the other processes cannot be driven: {error}")),
             }
-            self.act();
+            is_batch |= self.sessions.has_more();
+            if !is_batch {
+                self.act();
+            }
         }
+        self.act();
         Rest::More
     }
 
     fn act(&mut self) {
-        while let Some(action) = self.machine.next_action() {
-            let Some(action) = self.pinned.admit(action) else { continue };
-            if let Some(action) = self.perform(action) {
-                self.pinned.wait(action, monotonic());
+        let mut run = Vec::new();
+        loop {
+            self.actions.gather(&mut self.machine);
+            if !self.actions.next_run(&mut run) {
+                break;
+            }
+            if run.len() > 1 && !run.iter().filter_map(Action::page).any(|page| self.pinned.has(page)) {
+                self.perform_run(&mut run);
+                continue;
+            }
+            for action in run.drain(..) {
+                let Some(action) = self.pinned.admit(action) else { continue };
+                if let Some(action) = self.perform(action) {
+                    self.pinned.wait(action, monotonic());
+                }
             }
         }
         if let Err(error) = self.sessions.flush() {

@@ -48,11 +48,15 @@ impl Sessions {
         self.batches.add(to, message, payload);
     }
 
-    /// Sends what was gathered. What was received together is answered together: nothing is sent as long as some of it is left.
+    /// Whether a part of what came last is left.
+    pub(crate) fn has_more(&self) -> bool {
+        !self.came.is_empty()
+    }
+
+    /// Sends what was gathered. What was received together is answered together: as long as some of it is left, only full batches are sent, so that
+    /// the other process works on them meanwhile.
     pub(crate) fn flush(&mut self) -> Result<(), SubmitError> {
-        while self.came.is_empty()
-            && let Some(sendable) = self.batches.take()
-        {
+        while let Some(sendable) = if self.has_more() { self.batches.take_full() } else { self.batches.take() } {
             let must_wait = self.waiting.iter().any(|(other, ..)| *other == sendable.0);
             if must_wait || !self.try_send(&sendable)? {
                 self.waiting.push_back(sendable);

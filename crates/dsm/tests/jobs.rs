@@ -110,6 +110,25 @@ fn more_pages_are_shared_than_one_message_has_notices_of() {
     assert_eq!(end, JobEnd::Well, "{lines:?}");
 }
 
+/// Runs of pages that cross owners and segments, with other pages of them on their way, and while another process stores to them.
+#[test]
+fn fetches_bring_what_was_stored() {
+    if !can_run() {
+        return;
+    }
+    use Consistency::{Release, Sequential};
+    for (wire, (consistency, program)) in WIRES.into_iter().flat_map(|wire| {
+        let programs = [(Sequential, "striped"), (Release, "striped"), (Sequential, "ordered"), (Sequential, "locked")];
+        programs.into_iter().chain([(Release, "locked")]).map(move |case| (wire, case))
+    }) {
+        for ranks in [2, 4] {
+            let job = Launch { consistency, ..launch(ranks, wire, "fetches", &[program, "8"]) };
+            let (end, lines) = run(&job);
+            assert_eq!(end, JobEnd::Well, "{program}, {consistency:?}, {wire:?}, {ranks} processes: {lines:?}");
+        }
+    }
+}
+
 #[test]
 fn a_device_and_locks_work_with_release_consistency() {
     if !can_run() {

@@ -101,6 +101,10 @@ pub enum Bug {
     DsmLockGrantedTwice,
     /// A rank that hears why a job is over names the rank that said so.
     DsmMessengerNamed,
+    /// A rank that does what it can to neighbouring pages at once changes the order of what it does to one page.
+    DsmRunMixesPage,
+    /// It sends pages before it takes them from its program.
+    DsmRunSentFirst,
     /// A rank that gives a lock or barrier on tells each other rank of changed pages once, and never again.
     DsmNoticesLost,
     /// It tells of its own changes, and not of those that others told it.
@@ -288,7 +292,7 @@ impl Bug {
     ];
 
     /// Those of shared memory.
-    pub const DSM: [Self; 21] = [
+    pub const DSM: [Self; 23] = [
         Self::DsmAskLost,
         Self::DsmForwardedEarly,
         Self::DsmNotConfirmed,
@@ -310,10 +314,12 @@ impl Bug {
         Self::DsmUpgradeToZeroes,
         Self::DsmLockGrantedTwice,
         Self::DsmMessengerNamed,
+        Self::DsmRunMixesPage,
+        Self::DsmRunSentFirst,
     ];
 
     /// Those of shared memory with release consistency.
-    pub const DSM_RELEASE: [Self; 17] = [
+    pub const DSM_RELEASE: [Self; 19] = [
         Self::DsmNoticesLost,
         Self::DsmNoticesNotPassedOn,
         Self::DsmNoticesForgottenEarly,
@@ -331,6 +337,8 @@ impl Bug {
         Self::DsmFenceNotPassedOn,
         Self::DsmLatePageDropped,
         Self::DsmFlushNotAwaited,
+        Self::DsmRunMixesPage,
+        Self::DsmRunSentFirst,
     ];
 
     /// Those of shares' leases.

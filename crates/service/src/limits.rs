@@ -309,6 +309,9 @@ pub const DSM_TWINS_MAX: usize = 1 << 14;
 /// Pages of one fetch, 1 MiB of them; a longer one is refused.
 pub const DSM_FETCH_PAGES_MAX: usize = 256;
 
+/// Neighbouring pages that a rank takes from its program, or gives to it, at once: 256 KiB of them. The program's faults wait as long.
+pub const DSM_RUN_PAGES_MAX: usize = 64;
+
 /// Bytes of a message's payload: as many as a node's message has. More messages go in several batches.
 pub const DSM_PAYLOAD_BYTES_MAX: usize = byway_fabric::limits::SMALL_BYTES_MAX;
 

@@ -38,6 +38,56 @@ fn memory_that_lies_there_already_stays() {
     unsafe { munmap(there.cast(), PAGE_BYTES) }.unwrap();
 }
 
+#[test]
+fn a_run_leaves_up_to_the_first_page_that_cannot() {
+    let _alone = ALONE.lock();
+    let Some(area) = area(8) else { return };
+    area.open_segment(0, 8).unwrap();
+    let bytes: Vec<u8> = (0..3 * PAGE_BYTES).map(|at| (at / PAGE_BYTES) as u8).collect();
+    area.fill(2, &bytes, Mode::Write).unwrap();
+    for keeps in [Mode::Read, Mode::Write, Mode::None] {
+        let taken = area.take_run(2, 5, keeps).unwrap();
+        assert_eq!(taken.iter().map(|page| page[7]).collect::<Vec<_>>(), [0, 1, 2], "the fourth is not there");
+        for page in 2..5 {
+            assert_eq!(area.is_there(page).unwrap(), keeps > Mode::None);
+        }
+    }
+    assert_eq!(area.take_run(2, 3, Mode::None), Err(TakeError::Dropped));
+    assert_eq!(area.fill(3, &[7; PAGE_BYTES], Mode::Read), Ok(()));
+    assert_eq!(area.fill(2, &bytes, Mode::Write), Err(FillError::Exists));
+    assert_eq!(area.take(2).unwrap()[..], bytes[..PAGE_BYTES], "what is before the page that is there is filled");
+}
+
+/// The kernel has two mappings of segments that lie side by side, where both were used before.
+#[test]
+fn a_run_crosses_mappings() {
+    let _alone = ALONE.lock();
+    let Some(area) = area(6) else { return };
+    let bytes: Vec<u8> = (0..6 * PAGE_BYTES).map(|at| (at / PAGE_BYTES) as u8).collect();
+    for first in [0, 4] {
+        area.open_segment(first, 2).unwrap();
+        area.fill(first, &bytes[..2 * PAGE_BYTES], Mode::Write).unwrap();
+    }
+    area.open_segment(2, 2).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let of_area = |line: &&str| line.starts_with(&format!("{:x}", AREA_ADDRESS >> 16)) && line.contains("rw-p");
+    assert_eq!(maps.lines().filter(of_area).count(), 2, "{maps}");
+    for first in [0, 4] {
+        assert_eq!(area.take_run(first, 2, Mode::None).unwrap().len(), 2);
+    }
+    area.fill(0, &bytes, Mode::Read).unwrap();
+    let (mut page, mut seen) = (0, Vec::new());
+    while page < 6 {
+        let taken = area.take_run(page, 6 - page as usize, Mode::None).unwrap();
+        page += taken.len() as Page;
+        seen.extend(taken.iter().map(|page| page[9]));
+    }
+    assert_eq!(seen, [0, 1, 2, 3, 4, 5]);
+    area.fill(0, &bytes, Mode::Read).unwrap();
+    area.drop_copies(0, 6).unwrap();
+    assert!((0..6).all(|page| !area.is_there(page).unwrap()));
+}
+
 /// Bytes of this process's memory that have frames (`VmRSS`).
 fn resident_bytes() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
@@ -75,7 +125,7 @@ fn a_page_that_a_ring_has_pinned_does_not_leave() {
     };
     area.open_segment(0, 2).unwrap();
     area.fill(1, &[5; PAGE_BYTES], Mode::Write).unwrap();
-    let buffer = libc::iovec { iov_base: with_exposed_provenance_mut(area.view_of(1).start), iov_len: PAGE_BYTES };
+    let buffer = libc::iovec { iov_base: with_exposed_provenance_mut(area.view_of(1, 1).start), iov_len: PAGE_BYTES };
     // SAFETY: the page stays mapped until the buffer is unregistered; the ring reads and writes nothing.
     unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
     assert_eq!(area.take(1), Err(TakeError::Pinned));
@@ -84,4 +134,22 @@ fn a_page_that_a_ring_has_pinned_does_not_leave() {
     ring.submitter().unregister_buffers().unwrap();
     assert_eq!(area.protect(1).unwrap()[0], 5);
     assert_eq!(area.take(1).unwrap()[0], 5);
+}
+
+#[test]
+fn a_run_leaves_up_to_a_page_that_is_pinned() {
+    let _alone = ALONE.lock();
+    let Some(area) = area(3) else { return };
+    let Ok(ring) = io_uring::IoUring::new(2) else {
+        return skip_this(SkipReason::Machine("the kernel refuses io_uring"));
+    };
+    area.open_segment(0, 3).unwrap();
+    area.fill(0, &[5; 3 * PAGE_BYTES], Mode::Write).unwrap();
+    let buffer = libc::iovec { iov_base: with_exposed_provenance_mut(area.view_of(1, 1).start), iov_len: PAGE_BYTES };
+    // SAFETY: as above.
+    unsafe { ring.submitter().register_buffers(&[buffer]) }.unwrap();
+    assert_eq!(area.take_run(0, 3, Mode::Read).unwrap().len(), 1);
+    assert_eq!(area.take_run(1, 2, Mode::Read), Err(TakeError::Pinned));
+    assert_eq!(area.take_run(2, 1, Mode::Read).unwrap().len(), 1);
+    assert!((0..3).all(|page| area.is_there(page).unwrap()));
 }

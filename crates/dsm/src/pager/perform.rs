@@ -6,7 +6,7 @@ use byway_service::coherence::Mode;
 use byway_service::dsm::wire::Message;
 use byway_service::dsm::{Action, Contents, Page, Rank};
 
-use super::Pager;
+use super::{Pager, address};
 use crate::area::{Bytes, TakeError};
 use crate::drive::ring;
 use crate::limits::{LAST_WORDS_TIME_MAX, PAGE_BYTES};
@@ -17,14 +17,13 @@ impl Pager {
         match action {
             Action::Send { to, message, payload } => self.send_away(to, message, payload),
             Action::SendPage { to, page, message } => {
-                let bytes = match self.aside.remove(&page) {
-                    Some(bytes) => Ok(bytes),
-                    None => self.area.protect(page),
+                let Some(bytes) = self.aside.remove(&page) else {
+                    self.die(&format!(
+                        "the page at {:#x} was not taken before it is sent: a bug of byway",
+                        address(page)
+                    ));
                 };
-                match self.taken(page, bytes) {
-                    Some(bytes) => self.send(to, message, bytes.to_vec()),
-                    None => return Some(action),
-                }
+                self.send(to, message, (bytes as Box<[u8]>).into_vec());
             }
             Action::Protect { page } | Action::Take { page } => {
                 let is_copy = matches!(action, Action::Protect { .. });
@@ -35,7 +34,7 @@ impl Pager {
                 }
             }
             Action::Unmap { page } => {
-                if let Err(error) = self.area.drop_copy(page) {
+                if let Err(error) = self.area.drop_copies(page, 1) {
                     self.refused(page, &error);
                 }
             }
@@ -53,9 +52,7 @@ impl Pager {
             Action::Flush { to, page, message, keeps } => {
                 let bytes = if keeps { self.area.protect(page) } else { self.area.take(page) };
                 let Some(bytes) = self.taken(page, bytes) else { return Some(action) };
-                let difference = self.twins.difference(page, &bytes[..]);
-                self.send(to, message, difference);
-                self.machine.flushed(page);
+                self.flush(to, page, message, &bytes);
             }
             Action::Done { ticket, outcome } => {
                 if let Some(call) = self.calls.remove(&ticket) {
@@ -84,6 +81,13 @@ impl Pager {
         }
     }
 
+    /// Sends what has changed in a page that was taken.
+    pub(super) fn flush(&mut self, to: Rank, page: Page, message: Message, bytes: &Bytes) {
+        let difference = self.twins.difference(page, &bytes[..]);
+        self.send(to, message, difference);
+        self.machine.flushed(page);
+    }
+
     /// Sends a message with bytes of a page, perhaps to this process's own machine.
     fn send(&mut self, to: Rank, message: Message, payload: Vec<u8>) {
         if to == self.rank {
@@ -101,7 +105,7 @@ impl Pager {
     }
 
     /// The program has a page for which it may have waited.
-    fn served(&mut self, page: Page) {
+    pub(super) fn served(&mut self, page: Page) {
         self.faulted.remove(&page);
         if let Some(tally) = &mut self.tally {
             tally.served(page, Instant::now());
@@ -127,14 +131,20 @@ impl Pager {
     fn install(&self, page: Page, mode: Mode, contents: &Contents) {
         let done = match contents {
             Contents::Zero => self.area.fill(page, &[0; PAGE_BYTES], mode),
-            Contents::Received(bytes) => match bytes.as_slice().try_into() {
-                Ok(bytes) => self.area.fill(page, bytes, mode),
-                Err(_) => self.die(&format!("a page came with {} bytes instead of {PAGE_BYTES}", bytes.len())),
-            },
+            Contents::Received(bytes) => {
+                self.check_page(bytes);
+                self.area.fill(page, bytes, mode)
+            }
             Contents::Kept => self.area.allow(page, mode),
         };
         if let Err(error) = done {
             self.refused(page, &error);
+        }
+    }
+
+    pub(super) fn check_page(&self, bytes: &[u8]) {
+        if bytes.len() != PAGE_BYTES {
+            self.die(&format!("a page came with {} bytes instead of {PAGE_BYTES}", bytes.len()));
         }
     }
 }

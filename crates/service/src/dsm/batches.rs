@@ -57,6 +57,11 @@ impl Batches {
         gathering.bytes += bytes;
     }
 
+    /// What to send next of the messages to which nothing can be added any more.
+    pub fn take_full(&mut self) -> Option<Sendable> {
+        self.full.pop_front()
+    }
+
     /// What to send next; what goes to one rank is in order.
     pub fn take(&mut self) -> Option<Sendable> {
         if self.full.is_empty() {

@@ -14,7 +14,7 @@ const NO_TIME: Instant = Instant::ZERO;
 pub(super) enum Step {
     /// Send a message, perhaps to itself.
     Tell(Rank, Message),
-    /// The home's own program loses the right to write (`Read`) or any (`None`).
+    /// The home's own program loses the right to write, if it has it (`Read`), or any (`None`); the page's bytes are set aside.
     Lower(Mode),
     /// Send the page as it is here.
     SendPage(Rank, Message),
@@ -164,6 +164,9 @@ impl Home {
         if had_copy {
             steps.push(Step::Tell(holder, Message::Upgrade { page, version }));
         } else if transfer.from_home || others & bit(self.me) != 0 {
+            if !transfer.from_home {
+                steps.push(Step::Lower(Mode::Read));
+            }
             let message = Message::Page { page, mode, home: self.me, version };
             steps.push(Step::SendPage(holder, message));
         } else if transfer.forwarded {

@@ -10,7 +10,7 @@
 //! locks, barriers and fences.
 //!
 //! [`Machine`] is one rank's part, pure: faults, messages and the program's calls go in, [`Action`]s come out, to be done in their
-//! order. Messages of one rank to another arrive in the order in which they were sent. Failures are fail-stop: a rank that has gone
+//! order, or that of [`Actions`]. Messages of one rank to another arrive in the order in which they were sent. Failures are fail-stop: a rank that has gone
 //! ends the job, by name.
 
 mod batches;
@@ -23,6 +23,7 @@ mod meetings;
 mod outgoing;
 mod pinned;
 mod release;
+mod runs;
 mod sequential;
 mod watch;
 pub mod wire;
@@ -32,6 +33,7 @@ pub use self::difference::Twins;
 pub use self::machine::{Counters, Machine};
 pub use self::meetings::PlacedSegment;
 pub use self::pinned::PinnedPages;
+pub use self::runs::Actions;
 pub use self::watch::{Due, Watch};
 use self::wire::Message;
 use crate::coherence::Mode;
@@ -75,7 +77,8 @@ impl Consistency {
     }
 }
 
-/// What a rank does next. Actions are done in their order, each before the next begins.
+/// What a rank does next. Actions are done in their order or that of [`Actions`], each before the next begins. Further inputs may be given to the
+/// machine before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Send a message.
@@ -87,7 +90,7 @@ pub enum Action {
         /// What goes with it: a segment's name.
         payload: Vec<u8>,
     },
-    /// Send a message with the page's bytes: those that [`Action::Take`] or [`Action::Protect`] has set aside, else those that the program sees.
+    /// Send a message with the page's bytes, which [`Action::Take`] or [`Action::Protect`] has set aside before.
     SendPage {
         /// To which rank; to this one by [`Machine::received`].
         to: Rank,
@@ -96,8 +99,8 @@ pub enum Action {
         /// The message.
         message: Message,
     },
-    /// Take the right to write from the program: it may load, and a store faults. Over when no store can be under way, nor a device's. A
-    /// [`Action::SendPage`] of the page follows.
+    /// Take the right to write from the program if it has it: it may load, and a store faults. Set the page's bytes aside for the
+    /// [`Action::SendPage`] that follows. Over when no store can be under way, nor a device's.
     Protect {
         /// Which page.
         page: Page,

@@ -311,7 +311,7 @@ impl Release {
         }
         copy.is_alone = false;
         copy.version = version;
-        if copy.mode == Mode::Write && !seeded::is(Bug::DsmRecalledNotProtected) {
+        if copy.mode == Mode::Read || !seeded::is(Bug::DsmRecalledNotProtected) {
             copy.mode = Mode::Read;
             out.actions.push_back(Action::Protect { page });
         }

@@ -147,12 +147,13 @@ impl Sequential {
         Ok(())
     }
 
-    /// The program loses a right to a page, which is sent to another rank then.
+    /// The program has no more than this right to a page, which is sent to another rank then.
     fn lower(&mut self, page: Page, to: Mode, out: &mut Outgoing) {
         let held = self.held(page);
-        let had = std::mem::replace(&mut held.mode, to);
+        let had = held.mode;
+        held.mode = had.min(to);
         match (had, to) {
-            (Mode::Write, Mode::Read) => out.actions.push_back(Action::Protect { page }),
+            (Mode::Read | Mode::Write, Mode::Read) => out.actions.push_back(Action::Protect { page }),
             (_, Mode::None) => out.actions.push_back(Action::Take { page }),
             _ => {}
         }

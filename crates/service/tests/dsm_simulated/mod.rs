@@ -1,8 +1,8 @@
 //! Jobs of 2 to 8 ranks in which chance says what happens next, and the rules that no run may break.
 //!
 //! A step is one thing of one rank: a load, a store or a call of a thread, one action of the rank's pager, or one fault, call or
-//! message that its machine takes. So the program's threads run between any two actions, and messages of different ranks overtake each
-//! other. Every seed is one run.
+//! message that its machine takes, in some runs while actions of earlier ones are left. So the program's threads run between any two actions,
+//! also of one run of pages, and messages of different ranks overtake each other. Every seed is one run.
 
 pub mod history;
 pub mod litmus;
@@ -108,6 +108,8 @@ struct World {
     races: bool,
     /// Messages from this rank to that one are late, so that those of other ranks overtake them.
     slow: Option<(Rank, Rank)>,
+    /// Whether machines take further inputs before their actions are done: in one run of four, since messages are less late then.
+    gathers: bool,
 }
 
 /// What can happen next.
@@ -115,6 +117,8 @@ struct World {
 enum Next {
     Thread(usize, usize),
     Pager(usize),
+    /// The machine takes a further input before its actions are done.
+    Gather(usize),
     Deliver(Rank, Rank),
     /// The end of a session is noticed: of a rank that was killed, or has left.
     Gone(Rank, Rank),
@@ -134,9 +138,10 @@ pub fn run(job: &SimulatedJob, seed: u64) -> Result<Report, Broken> {
     let is_released = job.consistency == Consistency::Release;
     let any_rank = |chance: &mut Chance| chance.below(usize::from(count)) as Rank;
     let slow = (is_released && chance.one_in(2)).then(|| (any_rank(&mut chance), any_rank(&mut chance)));
+    let gathers = chance.one_in(4);
     let truth = Truth { consistency: job.consistency, order: Order::new(first), ..Truth::default() };
     let (killed, leaves, races) = (None, job.leaves, job.races);
-    let mut world = World { chance, ranks, wires: HashMap::new(), truth, killed, leaves, races, slow };
+    let mut world = World { chance, ranks, wires: HashMap::new(), truth, killed, leaves, races, slow, gathers };
     for step in 0..STEPS_MAX {
         if let Some((_, rank)) = job.killed.filter(|(at, _)| *at == step) {
             world.kill(rank);
@@ -161,7 +166,12 @@ impl World {
             next.extend(rank.ready_threads().map(|thread| Next::Thread(place, thread)));
             if rank.has_work() {
                 next.push(Next::Pager(place));
-            } else {
+            }
+            let gathers = self.gathers && rank.has_actions();
+            if gathers && rank.has_input() {
+                next.push(Next::Gather(place));
+            }
+            if !rank.has_work() || gathers {
                 let to = place as Rank;
                 let comes = |from: &Rank| self.wires.get(&(*from, to)).is_some_and(|wire| !wire.is_empty());
                 let senders = (0..self.ranks.len() as Rank).filter(comes);
@@ -208,6 +218,7 @@ impl World {
                     self.wires.entry((from, to)).or_default().push_back((message, payload));
                 }
             }
+            Next::Gather(rank) => self.ranks[rank].gather(),
             Next::Deliver(from, to) => {
                 let Some((message, payload)) = self.wires.get_mut(&(from, to)).and_then(VecDeque::pop_front) else {
                     return;

@@ -7,7 +7,7 @@ use byway_reactor::Instant;
 use byway_service::coherence::Mode;
 use byway_service::dsm::wire::Message;
 use byway_service::dsm::{
-    Action, Consistency, Contents, JobEnd, Machine, Outcome, Page, PinnedPages, Rank, Ticket, Twins,
+    Action, Actions, Consistency, Contents, JobEnd, Machine, Outcome, Page, PinnedPages, Rank, Ticket, Twins,
 };
 
 use super::programs::Op;
@@ -60,7 +60,9 @@ pub struct SimulatedRank {
     rank: Rank,
     machine: Machine,
     inbox: VecDeque<Input>,
-    action: Option<Action>,
+    actions: Actions,
+    /// What is left of the run of pages that is under way.
+    run: VecDeque<Action>,
     pinned: PinnedPages,
     memory: Vec<SimulatedPage>,
     twins: Twins,
@@ -92,7 +94,8 @@ impl SimulatedRank {
             rank,
             machine: Machine::new(rank, ranks, pages as u64, consistency),
             inbox: VecDeque::new(),
-            action: None,
+            actions: Actions::default(),
+            run: VecDeque::new(),
             pinned: PinnedPages::default(),
             memory: vec![SimulatedPage { mode: Mode::None, words: [ABSENT; PAGE_WORDS], aside: None, pins: 0 }; pages],
             twins: Twins::default(),
@@ -159,9 +162,17 @@ impl SimulatedRank {
         self.threads.iter().enumerate().filter(move |(_, thread)| is_ready(thread)).map(|(place, _)| place)
     }
 
-    /// Whether the pager is busy; else it takes messages.
+    /// Whether the pager is busy.
     pub fn has_work(&self) -> bool {
-        self.action.is_some() || !self.inbox.is_empty() || self.can_retry()
+        self.has_actions() || self.has_input() || self.can_retry()
+    }
+
+    pub fn has_actions(&self) -> bool {
+        !self.run.is_empty() || !self.actions.is_empty()
+    }
+
+    pub fn has_input(&self) -> bool {
+        !self.inbox.is_empty()
     }
 
     /// Whether a page waits that no device has pinned any more.
@@ -240,7 +251,7 @@ impl SimulatedRank {
     /// Does the next action, or what waited for a device; if there is none, the machine takes the next input.
     pub fn run_pager(&mut self, truth: &mut Truth) -> Vec<Sent> {
         let mut sent = Vec::new();
-        if let Some(action) = self.action.take() {
+        if let Some(action) = self.next_action() {
             if let Some(action) = self.pinned.admit(action)
                 && let Some(action) = self.act(action, truth, &mut sent)
             {
@@ -253,8 +264,23 @@ impl SimulatedRank {
         } else {
             self.feed();
         }
-        self.action = self.machine.next_action();
+        self.actions.gather(&mut self.machine);
         sent
+    }
+
+    /// Gives the machine the next input.
+    pub fn gather(&mut self) {
+        self.feed();
+        self.actions.gather(&mut self.machine);
+    }
+
+    fn next_action(&mut self) -> Option<Action> {
+        if self.run.is_empty() {
+            let mut run = Vec::new();
+            self.actions.next_run(&mut run);
+            self.run.extend(run);
+        }
+        self.run.pop_front()
     }
 
     fn feed(&mut self) {
