@@ -33,6 +33,8 @@ fn main() -> std::process::ExitCode {
         "sizes" => sizes(),
         "refused" => refused(),
         "dies" => dies(),
+        "holder" => holder(),
+        "queue" => queue(),
         "writers" => writers(),
         "threads" => threads(),
         _ => Err("it knows the names of its functions".into()),
@@ -161,6 +163,34 @@ fn dies() -> Done {
         std::process::exit(3);
     }
     Ok(Job::join()?.finish()?)
+}
+
+/// Rank 1 is killed while the others wait for the lock that it has.
+fn holder() -> Done {
+    let job = Job::join()?;
+    if job.rank() == 1 {
+        let _guard = job.lock(3)?;
+        job.barrier(0)?;
+        // Time for the others to queue up. The end is the same if one has not.
+        std::thread::park_timeout(Duration::from_millis(50));
+        rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)?;
+    }
+    job.barrier(0)?;
+    drop(job.lock(3)?);
+    Err("the lock of a process that was killed has come".into())
+}
+
+/// Without end, one process after the other stores to a page under a lock, and fences.
+fn queue() -> Done {
+    let job = Job::join()?;
+    let word = &job.segment("queue", PAGE_BYTES)?.words()[0];
+    loop {
+        {
+            let _guard = job.lock(3)?;
+            word.store(word.load(Relaxed) + 1, Relaxed);
+        }
+        job.fence()?;
+    }
 }
 
 /// These system calls fail with EPERM from now on, in this thread and those that it starts.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use byway_dsm::Wire;
 use byway_dsm::launch::{JobEnd, Launch, Running, Stream};
+use byway_dsm::{Consistency, Wire};
 use byway_fabric::random::Random;
 use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process};
@@ -121,25 +121,66 @@ fn assert_named(lines: &[(usize, String)], ranks: usize, victim: usize, what: &s
     }
 }
 
-/// A process is killed at 10 moments that chance gives, 200 with `BYWAY_LONG`: while it computes, in faults, at barriers.
+/// A process is killed at 12 moments that chance gives, 200 with `BYWAY_LONG`: while it computes, in faults, fetches and fences, at barriers and locks.
 #[test]
 fn a_job_ends_by_name_when_a_process_is_killed_at_any_moment() {
     if !can_run() {
         return;
     }
-    let times = if std::env::var_os("BYWAY_LONG").is_some() { 200 } else { 10 };
+    let times = if std::env::var_os("BYWAY_LONG").is_some() { 200 } else { 12 };
     let mut random = Random::from_kernel();
     for time in 0..times {
         let chance = random.bytes16();
         let (ranks, wire) = (2 + usize::from(chance[0] % 3), WIRES[time % WIRES.len()]);
         let (victim, after) = (usize::from(chance[1]) % ranks, Duration::from_micros(u64::from(chance[2]) * 200));
-        // Long enough that it never ends by itself.
-        let job = launch(ranks, wire, "sor", &["100", "100000000"]);
+        // Long enough that none ends by itself.
+        let programs: [(&str, &[&str]); 5] = [
+            ("sor", &["100", "100000000"]),
+            ("sharing", &["100000000", "4"]),
+            ("litmus", &["100000000", "SB"]),
+            ("trouble", &["queue"]),
+            ("fetches", &["striped", "100000000"]),
+        ];
+        let consistency = [Consistency::Sequential, Consistency::Release][time / WIRES.len() % 2];
+        let (name, arguments) = programs[time % programs.len()];
+        let job = Launch { consistency, ..launch(ranks, wire, name, arguments) };
         let (end, lines) = disturb(&job, victim, after, Signal::KILL);
-        let case = format!("{wire:?}, rank {victim} of {ranks} after {after:?}");
+        let case = format!("{name}, {consistency:?}, {wire:?}, rank {victim} of {ranks} after {after:?}");
         let JobEnd::Failed { rank, status } = end else { panic!("{case}: {end:?}, {lines:?}") };
         assert_eq!((rank, status.signal()), (victim, Some(9)), "{case}");
         assert_named(&lines, ranks, victim, "has gone");
+    }
+}
+
+fn with_each_consistency() -> impl Iterator<Item = (Wire, Consistency)> {
+    WIRES.into_iter().flat_map(|wire| [(wire, Consistency::Sequential), (wire, Consistency::Release)])
+}
+
+/// Others wait for the lock that it has.
+#[test]
+fn a_job_ends_by_name_when_the_holder_of_a_lock_is_killed() {
+    if !can_run() {
+        return;
+    }
+    for (wire, consistency) in with_each_consistency() {
+        let (end, lines) = run(&Launch { consistency, ..launch(3, wire, "trouble", &["holder"]) });
+        let JobEnd::Failed { rank, status } = end else { panic!("{consistency:?}, {wire:?}: {end:?}, {lines:?}") };
+        assert_eq!((rank, status.signal()), (1, Some(9)), "{consistency:?}, {wire:?}");
+        assert_named(&lines, 3, 1, "has gone");
+    }
+}
+
+/// The others have some of its pages by then, and wait for one that a device has pinned there.
+#[test]
+fn a_job_ends_by_name_when_an_owner_is_killed_in_the_middle_of_a_fetch() {
+    if !can_run() {
+        return;
+    }
+    for (wire, consistency) in with_each_consistency() {
+        let (end, lines) = run(&Launch { consistency, ..launch(3, wire, "fetches", &["torn"]) });
+        let JobEnd::Failed { rank, status } = end else { panic!("{consistency:?}, {wire:?}: {end:?}, {lines:?}") };
+        assert_eq!((rank, status.signal()), (1, Some(9)), "{consistency:?}, {wire:?}: {lines:?}");
+        assert_named(&lines, 3, 1, "has gone");
     }
 }
 
