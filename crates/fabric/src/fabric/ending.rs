@@ -4,7 +4,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Instant, Reactor};
 
 use super::lane::{Lane, LaneId, LentFrame};
-use super::sessions::{Role, Session};
+use super::sessions::{Role, Session, Sessions};
 use super::{EndedGet, Fabric, GetError, Handler};
 use crate::limits::FAREWELL_TIME_MAX;
 use crate::session::{self, CloseReason};
@@ -13,10 +13,32 @@ use crate::windows::{Closed, WindowKey};
 use crate::wire::{Kind, RefuseCode};
 
 /// A session that was told goodbye, and that its peer closes.
-pub(super) struct Farewell {
+struct Farewell {
     session: SessionId,
     code: RefuseCode,
     until: Instant,
+}
+
+/// The sessions that their peers are to close, and that are closed here at the latest when their time is over.
+#[derive(Default)]
+pub(super) struct Farewells {
+    waiting: Vec<Farewell>,
+}
+
+impl Farewells {
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    fn begin(&mut self, now: Instant, session: SessionId, code: RefuseCode) {
+        self.waiting.push(Farewell { session, code, until: now + FAREWELL_TIME_MAX });
+    }
+
+    /// Takes those that are over, and those whose sessions have ended.
+    fn take_due(&mut self, now: Instant, sessions: &Sessions) -> Vec<Farewell> {
+        let is_due = |farewell: &mut Farewell| farewell.until <= now || sessions.open(farewell.session).is_none();
+        self.waiting.extract_if(.., is_due).collect()
+    }
 }
 
 impl Fabric {
@@ -43,19 +65,13 @@ impl Fabric {
     /// reset, and another lane may end first: then the peer does not learn the code. After [`FAREWELL_TIME_MAX`] this end closes all the same.
     pub fn bid_farewell(&mut self, reactor: &Reactor, session: SessionId, code: RefuseCode) {
         self.send(session, session::refuse(Kind::Goodbye, code));
-        self.farewells.push(Farewell { session, code, until: reactor.now() + FAREWELL_TIME_MAX });
+        self.farewells.begin(reactor.now(), session, code);
     }
 
     /// Closes the sessions whose peers have not done so in time.
     pub(super) fn end_farewells(&mut self, reactor: &mut Reactor) {
-        let now = reactor.now();
-        for farewell in std::mem::take(&mut self.farewells) {
-            let is_open = self.sessions.open(farewell.session).is_some();
-            if is_open && farewell.until > now {
-                self.farewells.push(farewell);
-            } else {
-                self.close(reactor, farewell.session, CloseReason::WeRefused(farewell.code));
-            }
+        for farewell in self.farewells.take_due(reactor.now(), &self.sessions) {
+            self.close(reactor, farewell.session, CloseReason::WeRefused(farewell.code));
         }
     }
 

@@ -8,7 +8,7 @@ use byway_reactor::{Frame, FrameRange, Gather, Instant, Op, Reactor, Scatter, So
 use zerocopy::IntoBytes;
 
 use super::secure::Secure;
-use crate::limits::SEND_BYTES_MAX;
+use crate::limits::{PAYLOAD_BYTES_MAX, SEND_BYTES_MAX};
 use crate::rdma::transport::{ConnectionId, Received, Went};
 use crate::registry::SessionReservation;
 use crate::session::CloseReason;
@@ -283,6 +283,24 @@ impl Lane {
         let opened = Header::open(bytes, self.sequence_in).map_err(CloseReason::Header)?;
         self.sequence_in += 1;
         Ok(opened)
+    }
+
+    /// The same for a bulk lane, which has headers of payloads alone.
+    pub(super) fn open_bulk_header(&mut self, bytes: &[u8]) -> Result<Header, CloseReason> {
+        let (header, kind) = self.open_header(bytes)?;
+        let len = header.payload_len();
+        if !matches!(kind, Kind::Data | Kind::Reply) || len == 0 {
+            return Err(CloseReason::Unexpected(kind));
+        }
+        if len > PAYLOAD_BYTES_MAX { Err(CloseReason::Oversize(len as u32)) } else { Ok(header) }
+    }
+
+    /// Reads the header that a bulk lane has in its frame. `None` if it has no frame.
+    pub(super) fn take_bulk_header(&mut self) -> Option<Result<Header, CloseReason>> {
+        let frame = self.frame.take()?;
+        let header = self.open_bulk_header(frame.bytes());
+        (self.frame, self.filled) = (Some(frame), 0);
+        Some(header)
     }
 
     /// Whether operations are in flight.

@@ -1,4 +1,8 @@
-//! The sessions of one loop over stream sockets.
+//! The sessions of one loop.
+//!
+//! [`Fabric`] is composed of parts that own their state: sessions, lanes, windows, admission and those of each wire. A part's methods
+//! take only what they need. What concerns several of them, or calls the owner's [`Handler`], is routed by the methods of `Fabric` here
+//! and in `handshake`, `ending`, `receive`, `transfer` and `open_windows`.
 //!
 //! The owner passes completions of its token class to [`Fabric::handle`], and calls [`Fabric::flush`] once it has handled
 //! all reaped completions. Messages sent meanwhile go out in one system call per lane. That is the batching: under load a
@@ -31,7 +35,7 @@ use std::time::Duration;
 use byway_reactor::{Completion, FramePool, Instant, Op, Outcome, PathState, Reactor, Token};
 
 use self::admission::Admission;
-use self::ending::Farewell;
+use self::ending::Farewells;
 pub use self::handler::Handler;
 use self::lane::{Lane, LaneId};
 use self::lanes::Lanes;
@@ -104,8 +108,7 @@ pub struct Fabric {
     ticking: bool,
     /// A timer is set that has the loop not sleep, and look at what waits once more.
     turns_again: bool,
-    /// Sessions that their peers are to close, and the code and time with which they are closed here at the latest.
-    farewells: Vec<Farewell>,
+    farewells: Farewells,
     /// What is put now is what the peer has asked for.
     answering: bool,
     tally: Tally,
@@ -129,7 +132,7 @@ impl Fabric {
             tls_client: None,
             ticking: false,
             turns_again: false,
-            farewells: Vec::new(),
+            farewells: Farewells::default(),
             answering: false,
             tally: Tally::default(),
             shm_direct: ShmDirect::default(),

@@ -299,24 +299,13 @@ impl Fabric {
         if filled < HEADER_BYTES {
             return self.receive(reactor, slot, |lane| lane.receive_header(filled));
         }
-        let Some((frame, session)) =
-            self.lanes.get_mut(slot).and_then(|lane| Some((lane.frame.take()?, lane.session?)))
-        else {
-            return;
-        };
-        let opened = self.open_header(slot, frame.bytes());
-        if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.frame = Some(frame);
-            lane.filled = 0;
-        }
-        let (header, kind) = match opened {
-            Ok(opened) => opened,
+        let Some(lane) = self.lanes.get_mut(slot) else { return };
+        let (Some(session), Some(opened)) = (lane.session, lane.take_bulk_header()) else { return };
+        let header = match opened {
+            Ok(header) => header,
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         };
         let len = header.payload_len();
-        if let Err(reason) = check_bulk(&header, kind) {
-            return self.lane_failed(reactor, slot, reason);
-        }
         match self.windows.lend(session, WindowKey(header.window.get()), header.window_offset.get(), len) {
             Ok((target, start)) => {
                 let target = FrameRange::new(target, start, len);
@@ -478,8 +467,7 @@ impl Fabric {
         if bytes.len() < HEADER_BYTES {
             return Ok(0);
         }
-        let (header, kind) = lane.open_header(bytes)?;
-        check_bulk(&header, kind)?;
+        let header = lane.open_bulk_header(bytes)?;
         let (key, len) = (WindowKey(header.window.get()), header.payload_len());
         let lent = self.windows.lend(session, key, header.window_offset.get(), len);
         if let Err(error) = lent {
@@ -565,13 +553,4 @@ fn control_frame_bytes(len: usize, full: bool) -> usize {
         ..RECEIVE_MESSAGE_BYTES => RECEIVE_MESSAGE_BYTES,
         _ => CONTROL_FRAME_BYTES_MAX,
     }
-}
-
-/// Whether a message may be on a bulk lane.
-fn check_bulk(header: &Header, kind: Kind) -> Result<(), CloseReason> {
-    let len = header.payload_len();
-    if !matches!(kind, Kind::Data | Kind::Reply) || len == 0 {
-        return Err(CloseReason::Unexpected(kind));
-    }
-    if len > PAYLOAD_BYTES_MAX { Err(CloseReason::Oversize(len as u32)) } else { Ok(()) }
 }
