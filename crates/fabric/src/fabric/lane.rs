@@ -183,6 +183,7 @@ impl Lane {
     }
 
     /// Takes back the lists of a receive that has ended. Gives the frame of a window, if a payload was received.
+    #[inline]
     pub(super) fn received(&mut self, mut into: Scatter) -> Option<Frame> {
         self.receiving = false;
         let mut frames = into.drain();
@@ -197,6 +198,7 @@ impl Lane {
     }
 
     /// Receives into its own frame, up to `len` bytes with those that it has, until at least `min` bytes more have come.
+    #[inline]
     pub(super) fn receive_own(&mut self, len: usize, min: usize) -> Option<Op> {
         let (socket, frame) = (self.socket?, self.frame.take()?);
         let mut into = self.scatter.take().unwrap_or_default();
@@ -206,6 +208,7 @@ impl Lane {
     }
 
     /// Receives a header, of which `filled` bytes are here.
+    #[inline]
     pub(super) fn receive_header(&mut self, filled: usize) -> Option<Op> {
         self.filled = filled;
         self.receive_own(HEADER_BYTES, HEADER_BYTES - filled)
@@ -234,6 +237,7 @@ impl Lane {
     }
 
     /// Receives a payload into its window, and behind it as much as has come of the next header.
+    #[inline]
     pub(super) fn receive_payload(&mut self, header: Header, target: FrameRange) -> Option<Op> {
         let FrameRange { frame, start, len } = target;
         let (socket, own) = (self.socket?, self.frame.take()?);
@@ -278,6 +282,7 @@ impl Lane {
     }
 
     /// Reads the header at the front of `bytes`.
+    #[inline]
     pub(super) fn open_header(&mut self, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
         let bytes = bytes.first_chunk::<HEADER_BYTES>().ok_or(CloseReason::Closed)?;
         let opened = Header::open(bytes, self.sequence_in).map_err(CloseReason::Header)?;
@@ -286,6 +291,7 @@ impl Lane {
     }
 
     /// The same for a bulk lane, which has headers of payloads alone.
+    #[inline]
     pub(super) fn open_bulk_header(&mut self, bytes: &[u8]) -> Result<Header, CloseReason> {
         let (header, kind) = self.open_header(bytes)?;
         let len = header.payload_len();
@@ -296,6 +302,7 @@ impl Lane {
     }
 
     /// Reads the header that a bulk lane has in its frame. `None` if it has no frame.
+    #[inline]
     pub(super) fn take_bulk_header(&mut self) -> Option<Result<Header, CloseReason>> {
         let frame = self.frame.take()?;
         let header = self.open_bulk_header(frame.bytes());
@@ -314,6 +321,7 @@ impl Lane {
     }
 
     /// Whether it has something to send, and no send in flight whose end would see to that.
+    #[inline]
     pub(super) fn is_dirty(&self) -> bool {
         self.dirty
     }
@@ -433,6 +441,7 @@ impl Lane {
     }
 
     /// How the last send went, of which so many bytes were taken.
+    #[inline]
     pub(super) fn went(&self, bytes: usize, now: Instant) -> Went {
         let SendTimes { queued, begun } = self.send_times;
         Went { bytes, waited: now.since(queued), took: now.since(begun) }

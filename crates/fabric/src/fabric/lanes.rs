@@ -54,10 +54,12 @@ impl Lanes {
         self.table.len()
     }
 
+    #[inline]
     pub(super) fn get(&self, slot: LaneId) -> Option<&Lane> {
         self.table.get(slot)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, slot: LaneId) -> Option<&mut Lane> {
         self.table.get_mut(slot)
     }
@@ -69,6 +71,7 @@ impl Lanes {
     }
 
     /// Lanes in their handshake.
+    #[inline]
     pub(super) fn handshakes(&self) -> usize {
         self.handshakes
     }
@@ -158,6 +161,7 @@ impl Lanes {
     }
 
     /// Takes a lane that has something to send and no send in flight.
+    #[inline]
     pub(super) fn take_dirty(&mut self) -> Option<LaneId> {
         while let Some(slot) = self.dirty.pop() {
             if self.table.get(slot).is_some_and(Lane::is_dirty) {
@@ -168,11 +172,13 @@ impl Lanes {
     }
 
     /// Whether a lane may have something to send.
+    #[inline]
     pub(super) fn has_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
     /// Sends what has gathered on a lane: see [`Lane::start_send`].
+    #[inline]
     pub(super) fn start_send(&mut self, reactor: &mut Reactor, slot: LaneId, now: Instant) {
         if let Some(lane) = self.table.get_mut(slot) {
             lane.start_send(reactor, slot.token(self.class, SEND), now);
@@ -180,6 +186,7 @@ impl Lanes {
     }
 
     /// Hands what has gathered on a lane over to the transport of its device. False for a lane of a stream.
+    #[inline]
     pub(super) fn send_by_device(&mut self, slot: LaneId) -> bool {
         let lane = self.table.get_mut(slot).filter(|lane| lane.connection.is_some());
         let (Some(lane), Some(rdma)) = (lane, &mut self.rdma) else { return false };
@@ -188,6 +195,7 @@ impl Lanes {
     }
 
     /// Begins a receive.
+    #[inline]
     pub(super) fn receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
         let Some(lane) = self.table.get_mut(slot) else { return };
         lane.receiving = true;
@@ -222,6 +230,7 @@ impl Lanes {
     }
 
     /// Notes how much heap memory a lane's queue has.
+    #[inline]
     pub(super) fn count_heap(&mut self, slot: LaneId) {
         let Some(lane) = self.table.get_mut(slot) else { return };
         let now = lane.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane);
@@ -235,11 +244,13 @@ impl Lanes {
     }
 
     /// Whether what waits is so much that peers are watched for taking it.
+    #[inline]
     pub(super) fn watches_intake(&self) -> bool {
         self.queued_heap > SESSION_HEAP_BYTES_MAX
     }
 
     /// Whether so much waits to be sent that answers which need memory of their own must wait.
+    #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.queued_heap > LOOP_HEAP_BYTES_MAX
     }
@@ -254,6 +265,7 @@ impl Lanes {
     }
 
     /// Whether lanes wait for longer buffers.
+    #[inline]
     pub(super) fn has_starved(&self) -> bool {
         !self.starved.is_empty()
     }
@@ -275,11 +287,13 @@ impl Lanes {
     }
 
     /// Connections over RDMA, if there ever was one.
+    #[inline]
     pub(super) fn rdma(&self) -> Option<&RdmaLanes> {
         self.rdma.as_deref()
     }
 
     /// Connections over RDMA, if there ever was one.
+    #[inline]
     pub(super) fn rdma_mut(&mut self) -> Option<&mut RdmaLanes> {
         self.rdma.as_deref_mut()
     }

@@ -71,12 +71,14 @@ impl Fabric {
     }
 
     /// Begins the receive that `next` says; later, if the peer must take answers first.
+    #[inline]
     fn receive(&mut self, reactor: &mut Reactor, slot: LaneId, next: impl FnOnce(&mut Lane) -> Option<Op>) {
         if let Some(op) = self.lanes.get_mut(slot).and_then(next) {
             self.submit_receive(reactor, slot, op);
         }
     }
 
+    #[inline]
     fn submit_receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
         let Some(lane) = self.lanes.get(slot) else { return };
         if lane.session.is_some_and(|session| self.is_held(session)) {
@@ -93,6 +95,7 @@ impl Fabric {
     }
 
     /// Whether nothing more is received from a server's client until it has taken answers.
+    #[inline]
     pub(super) fn is_held(&self, session: SessionId) -> bool {
         self.sessions.is_held(session, &self.lanes)
     }
@@ -154,6 +157,7 @@ impl Fabric {
     }
 
     /// Reads the header at the front of `bytes`.
+    #[inline]
     pub(super) fn open_header(&mut self, slot: LaneId, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
         self.lanes.get_mut(slot).ok_or(CloseReason::Closed)?.open_header(bytes)
     }
@@ -530,6 +534,7 @@ impl Fabric {
 
 /// The buffer that a control lane receives into next, with the `rest` of what `frame` holds at its start: the beginning of a message of
 /// `need` bytes, as far as is known.
+#[inline]
 fn next_frame(buffers: &ReceiveBuffers, mut frame: Frame, rest: Range<usize>, need: usize, others_wait: bool) -> Frame {
     let (held, used) = (frame.len(), rest.len());
     let wanted = control_frame_bytes(held, rest.end == held);

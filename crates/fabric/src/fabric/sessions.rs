@@ -116,6 +116,7 @@ impl Session {
     }
 
     /// The control lane.
+    #[inline]
     pub(super) fn control_lane(&self) -> Option<LaneId> {
         self.lanes.first().copied().flatten()
     }
@@ -133,16 +134,19 @@ impl Session {
     }
 
     /// The peer has sent something.
+    #[inline]
     pub(super) fn heard(&mut self, now: Instant) {
         self.liveness.heard(now);
     }
 
     /// So many bytes have come.
+    #[inline]
     pub(super) fn received(&mut self, bytes: usize, now: Instant) {
         self.meter.received(bytes, now);
     }
 
     /// So many bytes have gone.
+    #[inline]
     pub(super) fn sent(&mut self, bytes: usize, now: Instant) {
         self.meter.sent(bytes, now);
     }
@@ -210,10 +214,12 @@ impl Sessions {
         self.table.insert(session)
     }
 
+    #[inline]
     pub(super) fn get(&self, session: SessionId) -> Option<&Session> {
         self.table.get(session)
     }
 
+    #[inline]
     pub(super) fn get_mut(&mut self, session: SessionId) -> Option<&mut Session> {
         self.table.get_mut(session)
     }
@@ -223,21 +229,25 @@ impl Sessions {
     }
 
     /// One that has not ended.
+    #[inline]
     pub(super) fn open(&self, session: SessionId) -> Option<&Session> {
         self.table.get(session).filter(|state| !state.down)
     }
 
     /// One that has not ended.
+    #[inline]
     pub(super) fn open_mut(&mut self, session: SessionId) -> Option<&mut Session> {
         self.table.get_mut(session).filter(|state| !state.down)
     }
 
     /// The control lane of a session.
+    #[inline]
     pub(super) fn control_lane(&self, session: SessionId) -> Option<LaneId> {
         self.table.get(session)?.control_lane()
     }
 
     /// What was lent in a session over shared memory.
+    #[inline]
     pub(super) fn shm(&self, session: SessionId) -> Option<&Shm> {
         self.table.get(session)?.wire.shm()
     }
@@ -253,6 +263,7 @@ impl Sessions {
     }
 
     /// The connection of a session over RDMA that has not ended.
+    #[inline]
     pub(super) fn rdma_connection(&self, session: SessionId) -> Option<ConnectionId> {
         self.open(session)?.wire.rdma()?.connection
     }
@@ -317,6 +328,7 @@ impl Sessions {
     }
 
     /// Whether something is expected of a peer.
+    #[inline]
     pub(super) fn is_expecting(&self) -> bool {
         self.expecting > 0
     }
@@ -471,6 +483,7 @@ impl Sessions {
     }
 
     /// The peer, or the kernel for it, has taken what was sent.
+    #[inline]
     pub(super) fn note_sent(&mut self, session: SessionId, went: Went, now: Instant) {
         if let Some(state) = self.table.get_mut(session) {
             state.meter.sent(went.bytes, now);

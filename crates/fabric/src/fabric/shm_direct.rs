@@ -48,6 +48,7 @@ impl ShmDirect {
     }
 
     /// Copies the payload of `len` bytes that `push` appends to its place.
+    #[inline]
     pub(super) fn put(
         &mut self,
         reactor: &mut Reactor,
@@ -88,6 +89,7 @@ pub(super) struct PeerPlace {
 
 impl PeerPlace {
     /// Fills a frame from it.
+    #[inline]
     pub(super) fn get(self, reactor: &mut Reactor, into: &mut Frame) -> Result<(), GetError> {
         let len = into.len();
         reactor.get(self.socket, self.place, into, 0..len).map_err(|error| match error {
@@ -190,6 +192,7 @@ impl Shm {
     }
 
     /// Whether the peer can have placed anything.
+    #[inline]
     pub(super) fn has_lent(&self) -> bool {
         self.arena.is_some() || !self.loans.is_empty()
     }
