@@ -135,7 +135,7 @@ fn git_status_on_a_warm_tree_costs_no_message() {
         run_well(Path::new("/bin/sh"), &["-c", &format!("set -e; {settings}; cd {}; {script}", one.at.display())])
     };
     shell(
-        "git -c init.defaultBranch=main init -q repo; cd repo; git config user.email a@b; git config user.name a; \
+        "git -c init.defaultBranch=main init -q repo; cd repo; git config user.email a@b; git config user.name a; git config maintenance.auto false; \
          for d in 1 2 3; do mkdir $d; for n in 1 2 3 4 5; do echo $d $n > $d/$n; done; done; git add .; git commit -qm all",
     );
     one.until_free("a free git status", || assert_eq!(shell("cd repo; git status --short"), ""));
