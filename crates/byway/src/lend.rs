@@ -75,12 +75,14 @@ impl LendSpec {
 }
 
 /// Leases no more, and waits until borrowers have moved their pages to other lenders and returned all slabs, or their time is over. `wait`
-/// waits for so long, and says whether to go on.
-pub fn take_back(lending: &Lending, mut wait: impl FnMut(Duration) -> bool) {
+/// waits for so long.
+pub fn take_back(lending: &Lending, mut wait: impl FnMut(Duration)) {
     lending.end(monotonic());
     // The loops close slabs whose time is over when they look next; a loop that hangs does not.
     let deadline = Instant::now() + LENDER_DRAIN_TIME + 2 * GUARD_LOOK;
-    while lending.status().lent_bytes > 0 && Instant::now() < deadline && wait(LENT_LOOK) {}
+    while lending.status().lent_bytes > 0 && Instant::now() < deadline {
+        wait(LENT_LOOK);
+    }
 }
 
 /// What a machine with so many bytes of memory keeps available to itself where `guard` does not say it.

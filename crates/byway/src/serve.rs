@@ -405,13 +405,10 @@ impl RunningNode<'_> {
         happened: &Receiver<Event>,
     ) -> Result<(), ServeError> {
         let mut has_failed = matches!(why, Ok(Event::LoopEnded));
-        if let Some(lending) = self.lending.filter(|_| !has_failed) {
+        if let Some(lending) = self.lending {
             tell(supervisor.stopping("taking lent memory back"));
-            lend::take_back(&lending, |time| {
-                // A reload that is asked for now is dropped: its asker learns that the node ends.
-                has_failed = matches!(happened.recv_timeout(time), Ok(Event::LoopEnded));
-                !has_failed
-            });
+            // A reload that is asked for now is dropped: its asker learns that the node ends. Pages at loops that work are worth the wait.
+            lend::take_back(&lending, |time| has_failed |= matches!(happened.recv_timeout(time), Ok(Event::LoopEnded)));
         }
         tell(supervisor.stopping("completing requests in flight"));
         tracing::info!("shutting down: completing requests in flight");

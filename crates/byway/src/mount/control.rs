@@ -62,7 +62,7 @@ pub(super) struct MountControl {
 
 /// Why a mount is not handed over. Its process goes on.
 #[derive(Debug, thiserror::Error)]
-enum HandoverError {
+pub(super) enum HandoverError {
     #[error("another process is taking the mount over")]
     Busy,
     #[error(
@@ -106,10 +106,7 @@ impl MountControl {
         }
         match hear(stream)? {
             Question::Status => tell(stream, &MountAnswer::Status(Box::new(self.status()))),
-            Question::AwaitEnd => match self.handing_over.try_lock() {
-                Ok(_no_takeover) => self.mounted.end.awaited_by(stream),
-                Err(_) => tell(stream, &MountAnswer::Failed(HandoverError::Busy.to_string())),
-            },
+            Question::AwaitEnd => self.mounted.end.awaited_by(stream),
             Question::TakeOver { version } => match self.hand_over(stream, version) {
                 Ok(()) => Ok(()),
                 Err(error) => {
@@ -122,6 +119,17 @@ impl MountControl {
 
     fn hand_over(&self, stream: &UnixStream, version: u32) -> Result<(), HandoverError> {
         let Ok(_one) = self.handing_over.try_lock() else { return Err(HandoverError::Busy) };
+        self.mounted.end.set_handed_over(true);
+        let handed_over = self.hand_over_alone(stream, version);
+        // After a success this process ends.
+        if !matches!(handed_over, Ok(true)) {
+            self.mounted.end.set_handed_over(false);
+        }
+        handed_over.map(|_| ())
+    }
+
+    /// False: the other process has not taken the mount.
+    fn hand_over_alone(&self, stream: &UnixStream, version: u32) -> Result<bool, HandoverError> {
         if version != VERSION {
             return Err(HandoverError::Version(version));
         }
@@ -134,14 +142,14 @@ impl MountControl {
         if matches!(given, Ok(true)) {
             tracing::info!("another process has taken the mount over; this one ends");
             self.driver.leave();
-            return Ok(());
+            return given;
         }
         self.mounted.client.resume();
         self.driver.go_on();
         if given.is_ok() {
             tracing::warn!("the process that was to take the mount over has not; this one goes on");
         }
-        given.map(|_| ())
+        given
     }
 
     /// Sends channels and state. False: the other process does not take them.

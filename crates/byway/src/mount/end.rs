@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use byway_service::file::client::NotDurable;
 use rustix::net::{RecvFlags, recv};
 
+use super::control::HandoverError;
 use super::filesystem::Mounted;
 use super::registry::{MountAnswer, tell};
 use crate::limits::MOUNT_ENDS_AWAITED_MAX;
@@ -27,6 +28,8 @@ struct State {
     has_begun: bool,
     /// What came of it.
     durable: Option<Result<(), NotDurable>>,
+    /// Another process is taking the mount over.
+    is_handed_over: bool,
 }
 
 impl State {
@@ -48,6 +51,9 @@ impl End {
     pub(super) fn awaited_by(&self, stream: &UnixStream) -> io::Result<()> {
         let mut state = self.state();
         state.awaiting.retain(is_there);
+        if state.is_handed_over {
+            return tell(stream, &MountAnswer::Failed(HandoverError::Busy.to_string()));
+        }
         if state.awaiting.len() == MOUNT_ENDS_AWAITED_MAX {
             let told = format!("{MOUNT_ENDS_AWAITED_MAX} commands wait for the end of the mount");
             return tell(stream, &MountAnswer::Failed(told));
@@ -60,14 +66,22 @@ impl End {
         Ok(())
     }
 
-    /// Whether the mount has ended.
-    pub(super) fn has_begun(&self) -> bool {
-        self.state().has_begun
+    /// Whether the mount has ended, and it is not known yet what came of it.
+    pub(super) fn waits_for_server(&self) -> bool {
+        let state = self.state();
+        state.has_begun && state.durable.is_none()
+    }
+
+    /// A takeover begins or has failed. Commands that come meanwhile are told to try again.
+    pub(super) fn set_handed_over(&self, is_handed_over: bool) {
+        self.state().is_handed_over = is_handed_over;
     }
 
     /// What came of it. `None`: another process has taken the mount over, which goes on.
-    pub(super) fn durable(&self) -> Option<Result<(), NotDurable>> {
-        self.state().durable
+    pub(super) fn outcome(&self) -> Option<Result<(), NotDurable>> {
+        let state = self.state();
+        // The thread that was to ask the server may have panicked.
+        state.durable.or(state.has_begun.then_some(Err(NotDurable::NoAnswer)))
     }
 
     /// Tells all who wait how it ended.
@@ -107,6 +121,18 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_end_without_an_outcome_is_no_success() {
+        let end = End::default();
+        assert_eq!(end.outcome(), None, "another process goes on");
+        end.state().has_begun = true;
+        assert!(end.waits_for_server());
+        assert_eq!(end.outcome(), Some(Err(NotDurable::NoAnswer)));
+        end.state().durable = Some(Ok(()));
+        assert!(!end.waits_for_server());
+        assert_eq!(end.outcome(), Some(Ok(())));
+    }
+
+    #[test]
     fn who_waits_keeps_its_place_and_those_that_have_gone_lose_it() {
         let end = End::default();
         let (ours, mut others): (Vec<_>, Vec<_>) =
@@ -114,7 +140,7 @@ mod tests {
         for stream in &ours {
             end.awaited_by(stream).unwrap();
         }
-        let heard = |stream: &UnixStream| Lines::of(stream).hear::<MountAnswer>().unwrap();
+        let heard = |stream: &UnixStream| Lines::of(stream.try_clone().unwrap()).hear::<MountAnswer>().unwrap();
         let newcomer = others.pop().unwrap();
         assert!(matches!(heard(&newcomer), MountAnswer::Failed(_)), "there is no place");
         assert!(matches!(heard(&others[0]), MountAnswer::Awaits));
@@ -122,6 +148,10 @@ mod tests {
         let (ours, again) = UnixStream::pair().unwrap();
         end.awaited_by(&ours).unwrap();
         assert!(matches!(heard(&again), MountAnswer::Awaits));
+        end.set_handed_over(true);
+        let (ours, refused) = UnixStream::pair().unwrap();
+        end.awaited_by(&ours).unwrap();
+        assert!(matches!(heard(&refused), MountAnswer::Failed(_)), "another process takes the mount over");
         end.tell(&MountAnswer::Ending);
         for stream in [&others[0], &again] {
             assert!(matches!(heard(stream), MountAnswer::Ending));

@@ -200,7 +200,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     };
     crate::output::line(format_args!("{READY}{}", directory.display()));
     driver.wait();
-    let durable = mounted.end.durable();
+    let durable = mounted.end.outcome();
     let not_durable =
         durable.and_then(Result::err).map(|source| CommandError::NotDurable { uri: uri.to_string(), source });
     mounted.end.tell(&match durable {
@@ -356,14 +356,18 @@ fn keep_locks(client: &Arc<Client>) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// SIGINT and SIGTERM unmount: files that are open stay usable until they are closed. Once the mount has ended, they end the process, which
-/// may wait for a server that is away.
+/// SIGINT and SIGTERM unmount: files that are open stay usable until they are closed. A second one ends a process that waits for its server
+/// once the mount has ended.
 fn unmount_at_signals(directory: PathBuf, end: End) -> Result<(), CommandError> {
     use signal_hook::consts::{SIGINT, SIGTERM};
     let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT]).map_err(CommandError::Signals)?;
     let watch = move || {
-        for _ in signals.forever() {
-            if end.has_begun() {
+        for (number, _) in signals.forever().enumerate() {
+            if end.waits_for_server() {
+                if number == 0 {
+                    tracing::warn!("waits until what was written is durable at the server; a second signal ends this");
+                    continue;
+                }
                 tracing::error!(
                     "ended by a signal: what was written through the mount may not be durable at the server"
                 );

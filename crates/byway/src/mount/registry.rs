@@ -130,11 +130,15 @@ pub(super) fn tell(mut stream: &UnixStream, what: &impl Serialize) -> io::Result
 }
 
 /// Lines of JSON that a connection brings, of [`MOUNT_ANSWER_BYTES_MAX`] together.
-pub(super) struct Lines<'a>(BufReader<Take<&'a UnixStream>>);
+pub(super) struct Lines<S>(BufReader<Take<S>>);
 
-impl<'a> Lines<'a> {
-    pub(super) fn of(stream: &'a UnixStream) -> Self {
+impl<S: Read> Lines<S> {
+    pub(super) fn of(stream: S) -> Self {
         Self(BufReader::new(stream.take(MOUNT_ANSWER_BYTES_MAX)))
+    }
+
+    pub(super) fn stream(&self) -> &S {
+        self.0.get_ref().get_ref()
     }
 
     /// Waits for the next one. After an error of kind `WouldBlock` that found nothing of it, it can be waited for again.

@@ -30,7 +30,7 @@ pub struct UmountArguments {
 /// What the process of a mount answers to a command that waits for the mount's end.
 enum Awaited {
     /// It will tell.
-    Told(UnixStream),
+    Told(Lines<UnixStream>),
     /// It refuses now, and says why.
     Refused(String),
     /// There is no answer.
@@ -53,7 +53,7 @@ pub fn umount(UmountArguments { directory, lazy }: &UmountArguments) -> Result<(
     unmount(directory, false)?;
     let unknown = |error| format!("its process did not say whether what was written is durable at the server: {error}");
     let not_durable = match awaited {
-        Awaited::Told(process) => end_of(&process, directory).unwrap_or_else(|error| Some(unknown(error))),
+        Awaited::Told(process) => end_of(process, directory).unwrap_or_else(|error| Some(unknown(error))),
         Awaited::Refused(reason) => Some(reason),
         Awaited::Unknown(error) => Some(unknown(error)),
     };
@@ -69,37 +69,36 @@ fn await_end(directory: &Path) -> io::Result<Awaited> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     tell(&stream, &Question::AwaitEnd)?;
-    // Nothing follows before the mount is unmounted.
-    match Lines::of(&stream).hear()? {
-        MountAnswer::Awaits => Ok(Awaited::Told(stream)),
+    let mut lines = Lines::of(stream);
+    match lines.hear()? {
+        MountAnswer::Awaits => Ok(Awaited::Told(lines)),
         MountAnswer::Failed(reason) => Ok(Awaited::Refused(reason)),
         _ => Err(io::ErrorKind::InvalidData.into()),
     }
 }
 
 /// Why what was written may not be durable. From the mount's end on, the process bounds the time.
-fn end_of(process: &UnixStream, directory: &Path) -> io::Result<Option<String>> {
-    let mut lines = Lines::of(process);
+fn end_of(mut process: Lines<UnixStream>, directory: &Path) -> io::Result<Option<String>> {
     let still = |error: io::Error| match error.kind() {
         io::ErrorKind::WouldBlock => io::Error::other("it serves the mount still, perhaps in another mount namespace"),
         _ => error,
     };
-    match lines.hear().map_err(still)? {
+    match process.hear().map_err(still)? {
         MountAnswer::Ending => {}
         // It had ended before.
         MountAnswer::Ended { not_durable } => return Ok(not_durable),
         MountAnswer::Failed(reason) => return Ok(Some(reason)),
         _ => return Err(io::ErrorKind::InvalidData.into()),
     }
-    process.set_read_timeout(Some(SILENT_TIME_MAX))?;
-    let told = lines.hear().or_else(|error| {
+    process.stream().set_read_timeout(Some(SILENT_TIME_MAX))?;
+    let told = process.hear().or_else(|error| {
         if error.kind() != io::ErrorKind::WouldBlock {
             return Err(error);
         }
         let directory = directory.display();
         crate::output::note(format_args!("{directory} is unmounted; waits until what was written is durable"));
-        process.set_read_timeout(None)?;
-        lines.hear()
+        process.stream().set_read_timeout(None)?;
+        process.hear()
     });
     match told? {
         MountAnswer::Ended { not_durable } => Ok(not_durable),
