@@ -1,6 +1,7 @@
 //! The connections of a fabric: which of them have something to send, which wait for a buffer, and how much memory waits on them.
 //!
-//! A lane is added, gets up, is closed and goes away by the methods here alone, so that the counts and lists agree with the table.
+//! A lane is added, gets up, is closed and goes away by the methods here, so that the counts and lists agree with the table. Its handshake
+//! sets its phase.
 
 use byway_reactor::{Gather, Instant, Op, Reactor};
 

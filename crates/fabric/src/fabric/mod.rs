@@ -454,14 +454,14 @@ impl Fabric {
     }
 
     /// Has the clients looked at once in a keep-alive.
-    pub(super) fn watch_clients(&mut self, reactor: &mut Reactor) {
+    fn watch_clients(&mut self, reactor: &mut Reactor) {
         if let Some(rdma) = self.lanes.rdma_mut().filter(|_| self.admission.home().is_some()) {
             rdma.watch_clients(reactor, self.options.keep_alive);
         }
     }
 
     /// Handles the events of the RDMA connections.
-    pub(super) fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
+    fn take_rdma_events<H: Handler>(&mut self, reactor: &mut Reactor, handler: &mut H) {
         loop {
             self.take_gots(reactor);
             let Some((event, slot)) = self.lanes.rdma_mut().and_then(RdmaLanes::next_event) else { return };

@@ -1,4 +1,4 @@
-//! Windows over RDMA, which the peer's device reaches, and puts and gets in them.
+//! Gets over RDMA that are under way, and the uses of windows that they are; `transfer.rs` begins them.
 //!
 //! A put or get is checked against the peer's [grants](super::grants) first: a mistake is then refused here and not by the
 //! device, which would end the connection. All pieces of one get count as the one use of a window for one use. When the last

@@ -1,6 +1,7 @@
 //! The sessions of a fabric: how far each has come, what their owner is to hear of them, and how long they were made to wait.
 //!
-//! The counts here are of the table, so what they depend on changes by the methods here alone.
+//! The counts here are of the table. Whoever changes in a session what its peer owes calls [`Sessions::watch`], or a peer that owes an answer is
+//! not watched.
 
 use std::net::SocketAddr;
 use std::time::Duration;
