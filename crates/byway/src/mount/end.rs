@@ -1,7 +1,7 @@
-//! The end of a mount: what was written through it is made durable at the server, and commands that wait are told.
+//! The end of a mount: its process has the server make durable what programs wrote through it, and tells the commands that wait for that.
 //!
 //! Linux asks no file system of FUSE to sync when it is unmounted, and tells the mount's process afterwards. So that process asks the server
-//! then, and `byway umount` waits for what comes of it (`umount.rs`).
+//! then, and `byway umount` waits for the result (`umount.rs`).
 
 use std::io;
 use std::mem::MaybeUninit;
@@ -93,7 +93,7 @@ impl End {
 }
 
 impl Mounted {
-    /// The mount has ended: makes durable what was written, and ends the session.
+    /// Has the server make durable what programs wrote through the mount, which the kernel has ended; then ends the session.
     pub(super) fn end(&self) {
         {
             let mut state = self.end.state();

@@ -167,7 +167,7 @@ pub enum CommandError {
         /// What the process said.
         reason: String,
     },
-    /// It is not, and what was written may not be durable.
+    /// The mount has ended, and the server may lose what programs wrote through it.
     #[error("{} is unmounted, but {reason}", directory.display())]
     Unmounted {
         /// Where it was.

@@ -49,9 +49,9 @@ pub(super) enum MountAnswer {
     },
     /// The end of the mount will be told.
     Awaits,
-    /// The kernel has ended the mount. What was written is made durable now.
+    /// The kernel has ended the mount. Its process asks the server for a sync now.
     Ending,
-    /// That is done, or has failed.
+    /// The sync is done, or has failed.
     Ended {
         /// Why what was written may not be durable at the server.
         not_durable: Option<String>,

@@ -33,7 +33,7 @@ enum Awaited {
     Told(Lines<UnixStream>),
     /// It refuses now, and says why.
     Refused(String),
-    /// There is no answer.
+    /// The process gave no answer.
     Unknown(io::Error),
 }
 
