@@ -272,6 +272,7 @@ impl Reactor {
         let reaped = self.reap_some(into, wait);
         if into.len() > before {
             self.turned_at = self.now();
+            self.wait_policy.completed(&into[before..]);
         }
         reaped
     }

@@ -10,12 +10,14 @@
 //! Nothing here looks at a clock: time comes in as an argument.
 
 use crate::Instant;
+use crate::op::{Completion, Outcome};
 
 /// The longest spin, in nanoseconds: about what the wake-up that it saves would cost.
 const SPIN_NANOS_MAX: u64 = 50_000;
 /// Spinning goes on while events came within this time on average; a sleeping loop's own wake-up is part of it.
 const SPIN_WORTH_NANOS: u64 = 120_000;
-/// Requests of more bytes than this on average are not spun for: what a wake-up costs is little beside them.
+/// Where sends and receives have more bytes than this on average, nothing is spun for: what a wake-up costs is little beside
+/// them, and the CPU is of use to the threads that move the bytes.
 const SPIN_BYTES_MAX: u64 = 32 << 10;
 /// What one observed wait can add to the average: one long pause ends spinning.
 const WAIT_NANOS_MAX: u64 = 2_000_000;
@@ -35,10 +37,6 @@ const GATHER_BYTES_MAX: u64 = 32 << 10;
 /// whatever was decided: the queue has become shallow, and each request would wait in vain.
 const LONE_TURNS_MAX: u32 = 16;
 
-/// Waits in a row before which no requests were noted, after which nothing is known of their size any more: those that noted them have
-/// stopped asking, and the events come for others. A long answer is fewer events.
-const UNNOTED_WAITS_MAX: u32 = 64;
-
 /// What a loop does before it sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Plan {
@@ -57,6 +55,8 @@ pub(crate) struct WaitPolicy {
     wait_nanos: u64,
     /// Moving average of the bytes that a request names.
     request_bytes: u64,
+    /// Moving average of the bytes of a send or receive.
+    moved_bytes: u64,
     trial: Trial,
     window: Window,
     /// Requests since the last wait: only then is there something to gather.
@@ -65,8 +65,6 @@ pub(crate) struct WaitPolicy {
     largest_batch: u32,
     /// Turns in a row that gathered and brought one request.
     lone: u32,
-    /// Waits in a row before which none was noted.
-    unnoted: u32,
 }
 
 /// Requests since `since`.
@@ -90,12 +88,12 @@ impl Default for WaitPolicy {
         Self {
             wait_nanos: WAIT_NANOS_MAX,
             request_bytes: 0,
+            moved_bytes: 0,
             trial: Trial::Decided { gather: false, left: 1 },
             window: Window::default(),
             noted: 0,
             largest_batch: 0,
             lone: 0,
-            unnoted: 0,
         }
     }
 }
@@ -165,17 +163,29 @@ impl WaitPolicy {
         if self.lone >= LONE_TURNS_MAX {
             self.trial = Trial::Decided { gather: false, left: 1 };
         }
-        self.unnoted = if noted > 0 { 0 } else { self.unnoted.saturating_add(1) };
-        if self.unnoted >= UNNOTED_WAITS_MAX {
-            self.request_bytes = 0;
-        }
         if noted > 0 && self.request_bytes <= GATHER_BYTES_MAX && self.gathers() {
             Plan::Gather(GATHER_NANOS)
-        } else if self.wait_nanos < SPIN_WORTH_NANOS && self.request_bytes <= SPIN_BYTES_MAX {
+        } else if self.wait_nanos < SPIN_WORTH_NANOS && self.moved_bytes <= SPIN_BYTES_MAX {
             Plan::Spin(SPIN_NANOS_MAX)
         } else {
             Plan::Sleep
         }
+    }
+
+    /// Notes what a turn of the loop brought.
+    pub(crate) fn completed(&mut self, completions: &[Completion]) {
+        for completion in completions {
+            if let Outcome::Received { result: Ok(bytes), .. } | Outcome::Sent { result: Ok(bytes), .. } =
+                &completion.outcome
+            {
+                self.moved(*bytes);
+            }
+        }
+    }
+
+    /// Notes that a send or receive of so many bytes has ended.
+    fn moved(&mut self, bytes: usize) {
+        self.moved_bytes = self.moved_bytes - self.moved_bytes / 8 + bytes as u64 / 8;
     }
 
     /// Notes how long the loop then waited for an event.
@@ -278,20 +288,27 @@ mod tests {
     }
 
     #[test]
-    fn quick_events_are_spun_for_again_when_those_who_asked_for_much_have_stopped() {
+    fn nothing_is_spun_for_while_much_is_moved_at_a_time() {
         let mut policy = WaitPolicy::default();
-        for n in 0..100 {
-            policy.note(1, 1 << 20, Instant::from_nanos(n));
+        let mut plan = |sizes: &[usize]| {
+            for bytes in sizes {
+                policy.moved(*bytes);
+            }
             policy.waited(20_000);
-            assert_eq!(policy.plan(), Plan::Sleep, "long requests are not spun for");
-            // Its disk and its socket.
-            (0..8).for_each(|_| assert_eq!(policy.plan(), Plan::Sleep));
+            policy.plan()
+        };
+        for _ in 0..100 {
+            plan(&[28, 4096]);
         }
-        for _ in 0..UNNOTED_WAITS_MAX {
-            policy.waited(20_000);
-            policy.plan();
+        assert_eq!(plan(&[28, 4096]), Plan::Spin(SPIN_NANOS_MAX));
+        // A payload of 1 MiB, and the two small messages that go with it.
+        for _ in 0..100 {
+            assert_eq!(plan(&[128, 1 << 20, 128]), Plan::Sleep);
         }
-        assert_eq!(policy.plan(), Plan::Spin(SPIN_NANOS_MAX));
+        for _ in 0..20 {
+            plan(&[28, 4096]);
+        }
+        assert_eq!(plan(&[28, 4096]), Plan::Spin(SPIN_NANOS_MAX), "and small ones again");
     }
 
     #[test]
