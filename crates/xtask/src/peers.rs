@@ -14,6 +14,7 @@ mod file;
 mod fio;
 mod idle;
 mod native;
+mod nbd_device;
 mod network;
 mod report;
 mod scale;

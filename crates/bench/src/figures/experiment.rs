@@ -78,6 +78,8 @@ pub(super) enum Scale {
     Decades,
     /// Not at all: the values are places in this list, and the points are bars.
     Names(Vec<&'static str>),
+    /// The same, and the bars of all series at one place stand on each other: they are parts of a whole.
+    Parts(Vec<&'static str>),
 }
 
 /// A line of a plot.
@@ -173,8 +175,8 @@ impl Data<'_> {
     }
 }
 
-/// The median of the ratios of rounds, for points that are measured one after the other in each: what comes and goes on the machine
-/// falls on both.
+/// The median of the ratios of rounds, for points that are measured one after the other in each round: other work on the machine
+/// then slows both.
 pub(super) fn ratio_by_round(over: &[f64], under: &[f64]) -> f64 {
     let ratios: Vec<f64> = over.iter().zip(under).map(|(over, under)| over / under.max(1e-9)).collect();
     median(&ratios)

@@ -26,13 +26,17 @@ pub(super) fn svg(plot: &Plot) -> String {
     let points = || plot.series.iter().flat_map(|series| &series.points);
     let x = Ruler::new(&plot.x, points().map(|point| point.x), LEFT, WIDTH - RIGHT);
     let highest = points().flat_map(|point| point.rounds.iter().copied().chain([point.median]));
-    let y = Ruler::new(&plot.y, highest, HEIGHT - BOTTOM, TOP);
+    let wholes = points().filter(|_| is_stacked(plot)).map(|point| foot(plot, plot.series.len(), point.x));
+    let y = Ruler::new(&plot.y, highest.chain(wholes), HEIGHT - BOTTOM, TOP);
     axes(&mut out, plot, &x, &y);
-    let bars = matches!(plot.x.scale, Scale::Names(_));
     for (index, series) in plot.series.iter().enumerate() {
         let class = index % COLOURS;
         let _ = write!(out, r#"<g class="s{class}">"#);
-        if bars {
+        if is_stacked(plot) {
+            for point in &series.points {
+                part(&mut out, point, foot(plot, index, point.x), x.place(point.x), x.step() * 0.4, &y);
+            }
+        } else if has_bars(plot) {
             let width = x.step() * 0.8 / plot.series.len() as f64;
             let shift = (index as f64 + 0.5) * width - x.step() * 0.4;
             for point in &series.points {
@@ -46,6 +50,20 @@ pub(super) fn svg(plot: &Plot) -> String {
     out.push_str("</svg>");
     out.push_str(&legend(plot));
     out
+}
+
+fn has_bars(plot: &Plot) -> bool {
+    matches!(plot.x.scale, Scale::Names(_) | Scale::Parts(_))
+}
+
+fn is_stacked(plot: &Plot) -> bool {
+    matches!(plot.x.scale, Scale::Parts(_))
+}
+
+/// What the series before this one have together at a place.
+fn foot(plot: &Plot, series: usize, x: f64) -> f64 {
+    let points = plot.series[..series].iter().flat_map(|series| &series.points);
+    points.filter(|point| point.is_at(x)).map(|point| point.median).sum()
 }
 
 fn axes(out: &mut String, plot: &Plot, x: &Ruler, y: &Ruler) {
@@ -111,6 +129,16 @@ fn bar(out: &mut String, point: &Point, middle: f64, width: f64, y: &Ruler) {
     spread(out, point, middle, y);
 }
 
+/// A bar that stands on others, with its number beside it.
+fn part(out: &mut String, point: &Point, foot: f64, middle: f64, width: f64, y: &Ruler) {
+    let (top, bottom) = (y.place(foot + point.median), y.place(foot));
+    let (left, height, text) = (middle - width / 2.0, (bottom - top).max(0.0), short(point.median));
+    let _ = write!(out, r#"<rect x="{left:.1}" y="{top:.1}" width="{width:.1}" height="{height:.1}">"#);
+    let _ = write!(out, "<title>{text}</title></rect>");
+    let beside = middle + width / 2.0 + 6.0;
+    let _ = write!(out, r#"<text x="{beside:.1}" y="{:.1}">{text}</text>"#, f64::midpoint(top, bottom) + 4.0);
+}
+
 /// A thin line from the least of the rounds to the greatest.
 fn spread(out: &mut String, point: &Point, x: f64, y: &Ruler) {
     let least = point.rounds.iter().copied().fold(point.median, f64::min);
@@ -121,7 +149,7 @@ fn spread(out: &mut String, point: &Point, x: f64, y: &Ruler) {
 
 /// Each series by its name and the sign it is drawn with: a marker on a piece of its line, or a bar's colour.
 fn legend(plot: &Plot) -> String {
-    let bars = matches!(plot.x.scale, Scale::Names(_));
+    let bars = has_bars(plot);
     let entry = |(index, series): (usize, &super::experiment::Series)| {
         let sign = if bars {
             r#"<rect x="6" y="1" width="12" height="10"/>"#.to_owned()
@@ -160,14 +188,14 @@ impl Ruler {
             Scale::Linear => (0.0, nice(high.max(1e-9) * 1.05)),
             Scale::Bytes | Scale::Powers => (low.max(1e-9).log2() - 0.2, high.max(1e-9).log2() + 0.2),
             Scale::Decades => (low.max(1e-9).log10().floor(), high.max(1e-9).log10().ceil()),
-            Scale::Names(names) => (-0.5, names.len() as f64 - 0.5),
+            Scale::Names(names) | Scale::Parts(names) => (-0.5, names.len() as f64 - 0.5),
         };
         Self { scale, low, high: if high > low { high } else { low + 1.0 }, from, to }
     }
 
     fn place(&self, value: f64) -> f64 {
         let value = match self.scale {
-            Scale::Linear | Scale::Names(_) => value,
+            Scale::Linear | Scale::Names(_) | Scale::Parts(_) => value,
             Scale::Bytes | Scale::Powers => value.max(1e-9).log2(),
             Scale::Decades => value.max(1e-9).log10(),
         };
@@ -193,7 +221,9 @@ impl Ruler {
             Scale::Powers => powers(2.0).map(|value| (value, plain(value))).collect(),
             Scale::Bytes => powers(2.0).map(|value| (value, byway_remote::units::format_size(value as u64))).collect(),
             Scale::Decades => powers(10.0).map(|value| (value, plain(value))).collect(),
-            Scale::Names(names) => names.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned())).collect(),
+            Scale::Names(names) | Scale::Parts(names) => {
+                names.iter().enumerate().map(|(at, name)| (at as f64, (*name).to_owned())).collect()
+            }
         }
     }
 }
@@ -244,6 +274,25 @@ mod tests {
         assert!(drawn.contains(">two<") && drawn.matches("<rect").count() == 2 + 1, "{drawn}");
         plot.series.clear();
         assert!(!svg(&plot).contains("NaN"));
+    }
+
+    #[test]
+    fn parts_stand_on_each_other_below_the_top_of_the_axis() {
+        let mut plot = made::plot("p", &[("a", &[(0.0, 10.0), (1.0, 5.0)]), ("b", &[(0.0, 20.0), (1.0, 15.0)])]);
+        plot.x.scale = Scale::Parts(vec!["one", "two"]);
+        let drawn = svg(&plot);
+        let (plotted, _) = drawn.split_once("</svg>").unwrap();
+        let number = |rect: &str, name: &str| -> f64 {
+            rect.split_once(&format!(" {name}=\"")).unwrap().1.split('"').next().unwrap().parse().unwrap()
+        };
+        let rects: Vec<_> = plotted.split("<rect").skip(1).collect();
+        let [a, a_two, b, b_two] = rects[..] else { panic!("{plotted}") };
+        for (low, high) in [(a, b), (a_two, b_two)] {
+            let seam = number(high, "y") + number(high, "height");
+            assert!((seam - number(low, "y")).abs() < 0.2, "{drawn}");
+            assert!((number(low, "x") - number(high, "x")).abs() < 0.01);
+        }
+        assert!(number(b, "y") >= TOP && (number(b, "height") - 2.0 * number(a, "height")).abs() < 0.3, "{drawn}");
     }
 
     #[test]

@@ -186,7 +186,9 @@ fn table(plot: &Plot) -> String {
 fn place(axis: &Axis, x: f64) -> String {
     match &axis.scale {
         Scale::Bytes => byway_remote::units::format_size(x as u64),
-        Scale::Names(names) => names.get(x as usize).map_or_else(String::new, |name| (*name).to_owned()),
+        Scale::Names(names) | Scale::Parts(names) => {
+            names.get(x as usize).map_or_else(String::new, |name| (*name).to_owned())
+        }
         Scale::Linear | Scale::Powers | Scale::Decades => short(x),
     }
 }

@@ -1,11 +1,14 @@
 //! `peers far`: programs with far memory, beside the same programs with all of their memory and beside the kernel's swap; and
 //! faults beside the operations that they consist of.
 
+mod programs;
+mod stores;
 mod swap;
 
 use super::report::median;
 use crate::process::{self, Background};
 use anyhow::{Context, Result, bail};
+use programs::BLOCKS;
 use serde::Serialize;
 use serde_json::Value;
 use std::fmt::Write;
@@ -13,36 +16,13 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
-use swap::Swap;
+use stores::Store;
 
 const TOUCHES: &str = include_str!("far.c");
 const PORT: u16 = 4712;
 /// Memory of the program that touches pages, in MiB, and what of it may be here.
 const TOUCHED_MIB: &str = "128";
 const TOUCHED_LIMIT: &str = "64M";
-
-/// Makes 64 MiB of blocks, changes them in two rounds, checks each, and prints their digest.
-const BLOCKS: &str = "
-import hashlib, random
-blocks = [bytearray(random.Random(i).randbytes(65536)) for i in range(1000)]
-digests = [hashlib.md5(block).digest() for block in blocks]
-for turn in range(2):
-    for i, block in enumerate(blocks):
-        assert hashlib.md5(block).digest() == digests[i], (turn, i)
-        block[turn * 7] ^= 255
-        digests[i] = hashlib.md5(block).digest()
-print(hashlib.md5(b''.join(digests)).hexdigest())
-";
-
-/// A table of 500,000 rows in memory, an index over it, and reads by the index.
-const SQL: &str = "
-create table t(a integer, b text);
-with recursive n(i) as (select 1 union all select i + 1 from n where i < 500000)
-insert into t select i * 7919 % 1000003, printf('%060d', i) from n;
-create index ti on t(a);
-select sum(length(b)), count(*) from t where a % 3 = 0;
-select sum(a) from (select a from t order by a limit 400000);
-";
 
 /// A figure: the median of the rounds.
 #[derive(Debug, Serialize)]
@@ -59,14 +39,6 @@ pub struct Row {
 
 /// Where pages are kept: at a lender, or there and in a file.
 const CLASSES: [&str; 2] = ["none", "disk"];
-
-/// A program that is run with less memory than it uses.
-struct Program {
-    case: &'static str,
-    words: Vec<String>,
-    /// About half of what it uses.
-    limit: &'static str,
-}
 
 /// What measures: the programs, and a node that lends memory and has a volume.
 struct Bench<'a> {
@@ -111,41 +83,16 @@ pub fn run(byway: &Path, folder: &Path, disk: &Path, rounds: usize, seconds: u32
     let uris = [("tcp", format!("byway://127.0.0.1:{PORT}")), ("shm", format!("byway+shm:///?socket={socket}"))];
     let bench = Bench { byway, touches, uris, spill: disk, seconds };
     let mut rows = bench.faults(rounds)?;
+    rows.extend(bench.stores(folder, rounds)?);
     rows.extend(bench.writes(rounds)?);
     rows.extend(bench.scans(rounds)?);
     rows.extend(bench.threads(rounds)?);
-    let swap = Swap::on(disk);
-    if let Err(error) = &swap {
-        println!("SKIP swap: {error:#}");
-    }
-    for program in programs(folder)? {
-        rows.extend(bench.program(&program, swap.as_ref().ok(), rounds)?);
+    let swaps = swap::available(disk, folder);
+    for program in programs::all(folder)? {
+        rows.extend(bench.program(&program, swaps.as_ref(), rounds)?);
     }
     rows.extend(bench.what_fits(rounds)?);
     Ok(rows)
-}
-
-fn programs(folder: &Path) -> Result<Vec<Program>> {
-    let (mut lines, mut number) = (String::new(), 1u64);
-    for _ in 0..1_000_000 {
-        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        writeln!(lines, "{:016x} {:07}", number, number % 1_000_000)?;
-    }
-    let file = folder.join("lines");
-    std::fs::write(&file, lines)?;
-    let mut programs = Vec::new();
-    let mut add = |case, limit, words: &[&str]| {
-        if process::find_program(words[0]).is_some() {
-            programs.push(Program { case, words: words.iter().map(|word| (*word).to_owned()).collect(), limit });
-        } else {
-            println!("SKIP {case}: there is no {}", words[0]);
-        }
-    };
-    let file = file.display().to_string();
-    add("sort", "32M", &["env", "LC_ALL=C", "sort", "-S", "64M", "--parallel=2", &file]);
-    add("python", "36M", &["/usr/bin/python3", "-c", BLOCKS]);
-    add("sqlite", "32M", &["sqlite3", ":memory:", SQL]);
-    Ok(programs)
 }
 
 impl Bench<'_> {
@@ -176,6 +123,23 @@ impl Bench<'_> {
             rows.push(Row { target: Some((asked, slow <= 3.0 * fault)), ..row("fault", wire, slow, "us p99") });
         }
         Ok(rows)
+    }
+
+    /// A read of a page from other stores: what a pager over them would wait for in place of byway's read.
+    fn stores(&self, folder: &Path, rounds: usize) -> Result<Vec<Row>> {
+        let mut stores = Vec::new();
+        for kind in stores::KINDS {
+            stores.extend(Store::start(kind, folder)?.map(|store| (kind, store, Vec::new())));
+        }
+        for _ in 0..rounds {
+            for (_, store, times) in &mut stores {
+                times.push(store.read_micros(self.seconds)?);
+            }
+        }
+        let row = |(kind, _, times): (stores::Kind, Store, Vec<f64>)| {
+            row("fault", &format!("read of 4 KiB, {} over tcp", kind.name()), median(times), "us p50")
+        };
+        Ok(stores.into_iter().map(row).collect())
     }
 
     /// Faults while each page that comes sends a changed one away.
@@ -230,50 +194,6 @@ impl Bench<'_> {
             let target = Some((asked, four >= 3.0 * one));
             rows.push(Row { target, ..row("random", &format!("4 threads, {wire}"), four, "touches/s") });
         }
-        Ok(rows)
-    }
-
-    /// A program at half of its memory: plain, far over each wire, and with the kernel's swap. All must print the same.
-    fn program(&self, program: &Program, swap: Option<&Swap>, rounds: usize) -> Result<Vec<Row>> {
-        let words: Vec<&str> = program.words.iter().map(String::as_str).collect();
-        let cases: Vec<_> = self.uris.iter().flat_map(|(wire, uri)| CLASSES.map(|class| (*wire, uri, class))).collect();
-        // Plain, with the kernel's swap, and far.
-        let mut times = vec![Vec::new(); 2 + cases.len()];
-        let mut killed = 0;
-        for round in 1..=rounds {
-            let (plain, said) = timed(Command::new(words[0]).args(&words[1..]))?;
-            times[0].push(plain);
-            let swapped = swap.map(|swap| (1, swap.limited(program.limit, &words)));
-            let far = cases.iter().map(|(_, uri, class)| self.far(uri, class, program.limit, &words));
-            for (at, mut other) in swapped.into_iter().chain((2..).zip(far)) {
-                let run = timed(&mut other);
-                // A kernel that cannot swap fast enough kills the program: that is a result of the comparison.
-                if at == 1 && run.as_ref().is_err_and(anyhow::Error::is::<Killed>) {
-                    killed += 1;
-                    continue;
-                }
-                let (time, other) = run?;
-                if other != said {
-                    bail!("{}: it prints something else with less memory", program.case);
-                }
-                times[at].push(time);
-            }
-            let last: Vec<_> = times.iter().map(|times| times.last()).collect();
-            eprintln!("round {round}: {:<8} {last:?}", program.case);
-        }
-        let medians: Vec<f64> = times.into_iter().map(median).collect();
-        let (plain, swapped) = (medians[0], medians[1]);
-        let mut rows = vec![row(program.case, "all of its memory", plain, "s")];
-        let has_swap = swapped > 0.0;
-        for ((wire, _, class), time) in cases.into_iter().zip(&medians[2..]) {
-            let asked = format!("{:.2} x plain; {:.2} of swap, < 1", time / plain, time / swapped);
-            let ended = format!("{:.2} x plain; with swap the kernel killed it", time / plain);
-            let target = has_swap.then_some((asked, *time < swapped)).or((killed > 0).then_some((ended, true)));
-            rows.push(Row { class, target, ..row(program.case, &format!("half of it, {wire}"), *time, "s") });
-        }
-        let runs = if killed > 0 { format!(" (killed in {killed} of {rounds} runs)") } else { String::new() };
-        let swap = format!("half of it, swap on a loop device{runs}");
-        rows.extend(has_swap.then(|| row(program.case, &swap, swapped, "s")));
         Ok(rows)
     }
 

@@ -163,7 +163,7 @@ struct Answered {
     called: Called,
     before: Counted,
     after: Counted,
-    /// What its threads compute in a second when nobody calls, if they compute.
+    /// How much its threads compute in a second while nobody calls; none if they do not compute.
     alone: Option<f64>,
 }
 

@@ -2,11 +2,12 @@
 
 use super::super::fio;
 use super::super::native::wait_for_port;
+use super::super::nbd_device::{self, Device};
 use super::report::{Sample, Unit};
 use super::systems::{Places, System};
 use crate::process::{self, Background};
-use anyhow::{Context, Result, bail};
-use std::path::{Path, PathBuf};
+use anyhow::{Context, Result};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -21,26 +22,6 @@ const CASES: [(&str, &str, u32, u32, Unit); 3] = [
     ("attached, 1 MiB write, depth 8", "write", 1 << 20, 8, Unit::Megabytes),
 ];
 
-/// A block device, or a mount, with its processes. Dropping it ends it.
-pub struct Device {
-    pub path: PathBuf,
-    /// Detach it.
-    pub end: Vec<Command>,
-    pub processes: Vec<Background>,
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        for command in &mut self.end {
-            // What is left is in `losetup --list`.
-            if let Err(error) = process::output(command) {
-                eprintln!("{error:#}");
-            }
-        }
-        self.processes.clear();
-    }
-}
-
 /// Measures both in turn, once.
 pub fn run(places: &Places, seconds: u32) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
@@ -49,7 +30,7 @@ pub fn run(places: &Places, seconds: u32) -> Result<Vec<Sample>> {
         std::fs::copy(places.data.join(super::BIG), &file)?;
         let device = match system {
             System::Byway => attach(places, &file)?,
-            _ => match nbdfuse(places, &file)? {
+            _ => match nbd_device::start(&places.run, NBDKIT_PORT, &["file", &file.display().to_string()])? {
                 Some(device) => device,
                 None => continue,
             },
@@ -81,33 +62,4 @@ fn attach(places: &Places, file: &Path) -> Result<Device> {
     process::wait_for("the device", LIMIT, || Ok(device.path.exists().then_some(())))
         .with_context(|| std::fs::read_to_string(&log).unwrap_or_default())?;
     Ok(device)
-}
-
-fn nbdfuse(places: &Places, file: &Path) -> Result<Option<Device>> {
-    for tool in ["nbdkit", "nbdfuse", "losetup"] {
-        if process::find_program(tool).is_none() {
-            println!("SKIP nbdfuse: there is no {tool}");
-            return Ok(None);
-        }
-    }
-    let mut serve = Command::new("nbdkit");
-    serve.args(["--foreground", "--ipaddr", "127.0.0.1", "--port", &NBDKIT_PORT.to_string(), "file"]).arg(file);
-    let server = Background::start(&mut serve, &places.run.join("nbdkit.log"))?;
-    wait_for_port(NBDKIT_PORT)?;
-    let at = places.run.join("nbdfuse");
-    std::fs::create_dir_all(&at)?;
-    let mut mount = Command::new("nbdfuse");
-    mount.arg(&at).arg(format!("nbd://127.0.0.1:{NBDKIT_PORT}"));
-    let process = Background::start(&mut mount, &places.run.join("nbdfuse.log"))?;
-    let exported = at.join("nbd");
-    process::wait_for("nbdfuse", LIMIT, || Ok(exported.is_file().then_some(())))?;
-    let mut set = Command::new("losetup");
-    let path = process::output(set.args(["--find", "--show", "--direct-io=on"]).arg(&exported))?.trim().to_owned();
-    if path.is_empty() {
-        bail!("losetup names no device");
-    }
-    let (mut clear, mut unmount) = (Command::new("losetup"), Command::new("umount"));
-    clear.args(["--detach", &path]);
-    unmount.arg("--lazy").arg(&at);
-    Ok(Some(Device { path: path.into(), end: vec![clear, unmount], processes: vec![process, server] }))
 }

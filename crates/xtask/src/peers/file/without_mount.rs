@@ -1,7 +1,7 @@
 //! Programs on a share without a mount (`byway run`): fio beside `byway bench volume` over the same transport, and beside fio on a mount.
 
 use super::super::fio;
-use super::attached::Device;
+use super::super::nbd_device::Device;
 use super::report::{Sample, Unit};
 use super::systems::{Places, System};
 use crate::process::{self, Background};
