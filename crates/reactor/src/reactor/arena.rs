@@ -99,12 +99,13 @@ impl Reactor {
     }
 
     /// Copies all of `gather` to a place in the peer's memory. The copy is complete when this returns, and blocks the loop as long as
-    /// it takes; ranges of mapped files are read by the kernel, and should be resident as for a send.
+    /// it takes; ranges of mapped files are read by the kernel, and should be resident as for a send. Where this process has no room
+    /// for another mapping (`ENOMEM`, `EAGAIN`), the bytes are written by system calls.
     ///
     /// # Errors
     /// `ENOTCONN` without such memory, `EACCES` if it is lent for reading, `ERANGE` if the range is not in it, `EBADF` and
     /// `EFAULT` for a file that is not of this loop and a range that is not in its mapping: nothing was copied. `EFAULT` for a
-    /// file that became shorter, what the kernel says of reading it, and of mapping the memory: some may have been copied.
+    /// file that became shorter, what the kernel says of reading it, and of mapping or writing the memory: some may have been copied.
     pub fn put(&mut self, socket: Socket, gather: &Gather, to: LentPlace) -> Result<(), Errno> {
         if let Backend::Sim(sim) = &mut self.backend {
             return sim.put(socket, gather, to);
@@ -117,9 +118,9 @@ impl Reactor {
     /// only where the file ends. The copy is complete when this returns, and waits for no device.
     ///
     /// # Errors
-    /// `ENOTCONN`, `EACCES` and `ERANGE` as for [`Reactor::put`]: nothing was copied. `EAGAIN` if a part of the range is not in memory: read
-    /// it into a frame ([`Op::Read`](crate::Op::Read)); always in a simulation. `EAGAIN`, and what the kernel says of the read and of
-    /// mapping the memory: some may have been copied.
+    /// `ENOTCONN`, `EACCES` and `ERANGE` as for [`Reactor::put`]: nothing was copied. `EAGAIN` if a part of the range is not in memory, or
+    /// this process has no room to map the peer's: read it into a frame ([`Op::Read`](crate::Op::Read)), and put that; always in a
+    /// simulation. `EAGAIN`, and what the kernel says of the read and of mapping the memory: some may have been copied.
     pub fn put_file(&mut self, socket: Socket, from: FileRange, to: LentPlace) -> Result<usize, Errno> {
         if let Backend::Sim(sim) = &mut self.backend {
             return sim.lending(socket, |_| Err(Errno::AGAIN));
@@ -129,11 +130,11 @@ impl Reactor {
     }
 
     /// Fills a range of a frame with what lies at a place in the peer's memory now. The copy is complete when this returns. The peer
-    /// may be writing there: check the copy, never the original.
+    /// may be writing there: check the copy, never the original. Without room for a mapping it reads as [`Reactor::put`] writes.
     ///
     /// # Errors
-    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. What the kernel says of mapping the
-    /// memory: some may have been copied. `ECONNRESET` if the peer has ended the
+    /// `ENOTCONN` without such memory, `ERANGE` if the range is not in it: nothing was copied. What the kernel says of mapping or
+    /// reading the memory: some may have been copied. `ECONNRESET` if the peer has ended the
     /// stream, for it may have given the memory's pages up: what was copied is nothing.
     pub fn get(&mut self, socket: Socket, from: LentPlace, into: &mut Frame, range: Range<usize>) -> Result<(), Errno> {
         if let Backend::Sim(sim) = &mut self.backend {

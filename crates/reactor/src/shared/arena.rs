@@ -10,7 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 
+use crate::blocking::{self, RawBuffer};
 use crate::byte_range::ByteRange;
 use crate::limits::{FRAME_BYTES_MIN, PEER_PART_BYTES};
 use crate::region::{Access, Region, check_peer_file};
@@ -92,6 +94,31 @@ impl PeerMemory {
         let region = Region::of_peer_part(self.file.as_fd(), start, self.part_bytes(offset), self.access)?;
         self.parts.push(Part { number, region, used_at: now });
         Ok(())
+    }
+
+    /// Writes to `offset` through the descriptor, where no part can be mapped.
+    ///
+    /// # Errors
+    /// `ENOMEM` where this process may not write so far into a file (`RLIMIT_FSIZE`): to try could end it. Else the kernel's.
+    pub(super) fn write(&self, bytes: &[u8], offset: u64) -> Result<(), Errno> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if getrlimit(Resource::Fsize).current.is_some_and(|limit| end > limit) {
+            return Err(Errno::NOMEM);
+        }
+        let memory = RawBuffer { ptr: bytes.as_ptr().cast_mut(), len: bytes.len() };
+        // SAFETY: the slice is valid during the call, and a write only reads it.
+        unsafe { blocking::write(self.file.as_fd(), memory, offset, false) }.map(|_| ())
+    }
+
+    /// Reads from `offset` on through the descriptor, where no part can be mapped.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn read(&self, bytes: &mut [u8], offset: u64) -> Result<(), Errno> {
+        let memory = RawBuffer { ptr: bytes.as_mut_ptr(), len: bytes.len() };
+        // SAFETY: the slice is valid during the call, and borrowed mutably.
+        let count = unsafe { blocking::read(self.file.as_fd(), memory, offset)? };
+        if count < bytes.len() { Err(Errno::RANGE) } else { Ok(()) }
     }
 
     /// When the mapped part that was used longest ago was used.

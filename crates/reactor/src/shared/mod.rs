@@ -63,6 +63,8 @@ pub(crate) struct Shared {
     takes_all: bool,
     /// Counts the uses of peers' memories.
     clock: u64,
+    /// The log says that peers' memories cannot be mapped.
+    is_unmapped_said: bool,
 }
 
 /// A stream that was given up by a loop, to be taken over by another (see [`Reactor::release`](crate::Reactor::release)).

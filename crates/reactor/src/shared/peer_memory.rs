@@ -1,5 +1,9 @@
 //! Copies into and out of the memories that peers have lent, of which a loop has mapped
 //! [`PEER_MAPPED_BYTES_MAX`] at most.
+//!
+//! A program may have no room for a mapping. Then bytes are written to and read from the memory's file by system calls, through a
+//! buffer. The payload does not take the stream instead: what was put into the same window before lies there already, and its
+//! message would no longer be ahead of this one.
 
 use std::ops::Range;
 
@@ -16,6 +20,9 @@ use crate::limits::PEER_MAPPED_BYTES_MAX;
 use crate::op::Socket;
 use crate::os::Os;
 use crate::region::Access;
+
+/// Bytes that are copied at a time where a peer's memory cannot be mapped.
+const UNMAPPED_BYTES: usize = 64 << 10;
 
 /// A place in the memory that a stream's peer has lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,12 +94,21 @@ impl Shared {
         for segment in &gather.segments {
             let mut done = 0;
             while done < segment.len() {
-                let (address, room) = self.map_part(os, socket, to)?;
-                let len = room.min(segment.len() - done);
-                // SAFETY: `len` bytes lie in the mapping from `address` on, which stays until the next call of `map_part`. The mapping is
-                // the peer's file, which is neither a head nor seen through references; were a frame to lie in the same file,
-                // it would be at another address.
-                unsafe { copy_part(os, gather, segment, done, address, len)? };
+                let left = segment.len() - done;
+                let len = if let Some((address, room)) = self.try_map_part(os, socket, to)? {
+                    let len = room.min(left);
+                    // SAFETY: `len` bytes lie in the mapping from `address` on, which stays until the next call of `try_map_part`. The
+                    // mapping is the peer's file, which is neither a head nor seen through references; were a frame to lie in the
+                    // same file, it would be at another address.
+                    unsafe { copy_part(os, gather, segment, done, address, len)? };
+                    len
+                } else {
+                    let mut copy = vec![0; left.min(UNMAPPED_BYTES)];
+                    // SAFETY: into all of a buffer that is nothing else's.
+                    unsafe { copy_part(os, gather, segment, done, copy.as_mut_ptr(), copy.len())? };
+                    self.memory(socket, to)?.write(&copy, to.offset)?;
+                    copy.len()
+                };
                 (done, to.offset) = (done + len, to.offset + len as u64);
             }
         }
@@ -115,10 +131,11 @@ impl Shared {
         let os = context.backend.os().ok_or(Errno::NOTCONN)?;
         let mut done = 0;
         while done < len {
-            let (address, room) = self.map_part(os, socket, to)?;
+            // From a frame it can be written to the peer's memory as it is.
+            let (address, room) = self.try_map_part(os, socket, to)?.ok_or(Errno::AGAIN)?;
             let part = RawBuffer { ptr: address, len: room.min(len - done) };
-            // SAFETY: so many bytes lie in the mapping of the peer's file, which stays until the next call of `map_part`, and which is
-            // seen through no reference.
+            // SAFETY: so many bytes lie in the mapping of the peer's file, which stays until the next call of `try_map_part`, and which
+            // is seen through no reference.
             let count = unsafe { os.read_cached(file, offset + done as u64, part)? };
             (done, to.offset) = (done + count, to.offset + count as u64);
             if count < part.len {
@@ -145,39 +162,63 @@ impl Shared {
         let os = context.backend.os().ok_or(Errno::NOTCONN)?;
         os.counters.got_bytes += range.len() as u64;
         while !range.is_empty() {
-            let (address, room) = self.map_part(os, socket, from)?;
-            let len = room.min(range.len());
-            // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the
-            // same file.
-            unsafe { bytewise::copy(address, into.range(range.start, len), len) };
+            let len = if let Some((address, room)) = self.try_map_part(os, socket, from)? {
+                let len = room.min(range.len());
+                // SAFETY: so many bytes lie in the mapping, and in the frame, which is at another address also where it lies in the
+                // same file.
+                unsafe { bytewise::copy(address, into.range(range.start, len), len) };
+                len
+            } else {
+                let mut copy = vec![0; range.len().min(UNMAPPED_BYTES)];
+                self.memory(socket, from)?.read(&mut copy, from.offset)?;
+                into.write(range.start, &copy);
+                copy.len()
+            };
             (range.start, from.offset) = (range.start + len, from.offset + len as u64);
         }
         Ok(())
     }
 
+    fn memory(&mut self, socket: Socket, at: LentPlace) -> Result<&mut PeerMemory, Errno> {
+        self.lending(socket)?.memory(at.memory).ok_or(Errno::NOTCONN)
+    }
+
     fn check(&mut self, socket: Socket, at: LentPlace, len: usize, access: Access) -> Result<(), Errno> {
-        let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        stream.lending().memory(at.memory).ok_or(Errno::NOTCONN)?.check(at.offset, len, access)
+        self.memory(socket, at)?.check(at.offset, len, access)
+    }
+
+    /// As [`Shared::map_part`]; `None` if this process has no room for the mapping.
+    fn try_map_part(&mut self, os: &mut Os, socket: Socket, at: LentPlace) -> Result<Option<(*mut u8, usize)>, Errno> {
+        match self.map_part(os, socket, at) {
+            // Too many mappings or too much address space; too much that would be locked, after `mlockall`.
+            Err(error @ (Errno::NOMEM | Errno::AGAIN)) => {
+                if !std::mem::replace(&mut self.is_unmapped_said, true) {
+                    tracing::warn!(
+                        %error,
+                        "cannot map memory of a peer; it is copied by system calls, which is slower: raise vm.max_map_count or RLIMIT_AS"
+                    );
+                }
+                Ok(None)
+            }
+            mapped => mapped.map(Some),
+        }
     }
 
     /// The address of a place in a peer's memory, and how many bytes follow it there; maps that part if it is not mapped. The
     /// address is good until the next call.
     fn map_part(&mut self, os: &mut Os, socket: Socket, at: LentPlace) -> Result<(*mut u8, usize), Errno> {
-        let LentPlace { memory: number, offset } = at;
         self.clock += 1;
         let now = self.clock;
-        let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        let memory = stream.lending().memory(number).ok_or(Errno::NOTCONN)?;
-        if let Some(found) = memory.address(offset, now) {
+        let memory = self.memory(socket, at)?;
+        if let Some(found) = memory.address(at.offset, now) {
             return Ok(found);
         }
-        let bytes = memory.part_bytes(offset);
+        let bytes = memory.part_bytes(at.offset);
         self.make_room(bytes);
-        let stream = self.streams.get_mut(socket).ok_or(Errno::NOTCONN)?;
-        let memory = stream.lending().memory(number).ok_or(Errno::NOTCONN)?;
-        memory.map(offset, now)?;
+        let memory = self.memory(socket, at)?;
+        memory.map(at.offset, now)?;
         os.counters.mapped_loans += 1;
-        memory.address(offset, now).ok_or(Errno::RANGE)
+        memory.address(at.offset, now).ok_or(Errno::RANGE)
     }
 
     /// Bytes that are mapped of all peers' memories.
