@@ -9,12 +9,13 @@ use zerocopy::IntoBytes;
 
 use super::secure::Secure;
 use crate::limits::{PAYLOAD_BYTES_MAX, SEND_BYTES_MAX};
+use crate::node::wire::PutBody;
 use crate::rdma::transport::{ConnectionId, Received, Went};
 use crate::registry::SessionReservation;
 use crate::session::CloseReason;
 use crate::slots::{SessionId, Slot};
 use crate::tls::{PeerIdentity, TlsServer};
-use crate::windows::WindowKey;
+use crate::windows::{WindowError, WindowKey};
 use crate::wire::{HEADER_BYTES, Header, Kind};
 
 /// Bytes of the buffer that a lane receives handshakes and bulk headers into, and an idle control lane its messages.
@@ -65,6 +66,20 @@ pub(super) enum PausedRecv {
     Receive(Op),
 }
 
+/// A put of which the peer was refused a part, and whose other parts may still come.
+#[derive(Clone, Copy, Debug)]
+struct RefusedPut {
+    number: [u8; 7],
+    error: WindowError,
+}
+
+/// What a header says of a put of a program, if it is of one.
+fn put_of(header: &Header) -> Option<PutBody> {
+    let body: PutBody = header.body();
+    let is_put = header.kind == Kind::Data as u8 && body.target.get() == 0 && body.put != [0; 7];
+    is_put.then_some(body)
+}
+
 /// When a send's oldest message was queued, and when it was given to the wire.
 #[derive(Clone, Copy, Debug, Default)]
 struct SendTimes {
@@ -101,6 +116,7 @@ pub(super) struct Lane {
     pub(super) scatter: Option<Scatter>,
     pub(super) receiving: bool,
     pub(super) sequence_in: u64,
+    refused_put: Option<RefusedPut>,
     /// What was to be received next, when the peer had to take answers first.
     pub(super) paused: Option<PausedRecv>,
     /// Since when.
@@ -159,6 +175,7 @@ impl Lane {
             scatter: Some(Scatter::new()),
             receiving: false,
             sequence_in: 0,
+            refused_put: None,
             paused: None,
             outbox: Vec::new(),
             backlog: VecDeque::new(),
@@ -308,6 +325,25 @@ impl Lane {
         let header = self.open_bulk_header(frame.bytes());
         (self.frame, self.filled) = (Some(frame), 0);
         Some(header)
+    }
+
+    /// The peer is refused a payload. All parts of a put come on one lane, one after the other.
+    pub(super) fn note_refused(&mut self, header: &Header, error: WindowError) {
+        if let Some(PutBody { put, .. }) = put_of(header) {
+            self.refused_put = Some(RefusedPut { number: put, error });
+        }
+    }
+
+    /// Why an earlier part was refused of the put that ends with this header and a message.
+    #[inline]
+    pub(super) fn earlier_refusal(&mut self, header: &Header) -> Option<WindowError> {
+        let RefusedPut { number, error } = self.refused_put?;
+        let body = put_of(header)?;
+        if body.put != number {
+            self.refused_put = None;
+            return None;
+        }
+        (body.message != 0).then_some(error)
     }
 
     /// Whether operations are in flight.

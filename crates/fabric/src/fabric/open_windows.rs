@@ -13,6 +13,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Frame, FrameRange, Gather, Mapping, Reactor, Socket};
 use zerocopy::{FromBytes, FromZeros};
 
+use super::lane::LaneId;
 use super::operations::{PayloadMeta, Put, Remote};
 use super::rdma_windows::{Refusal, ToExpose, exposed_grant};
 use super::sessions::{Event, Role};
@@ -325,18 +326,19 @@ impl Fabric {
         if !(by_device || lent) || !matches!(kind, Kind::Data | Kind::Reply) || header.payload_len() == 0 {
             return Err(CloseReason::Unexpected(kind));
         }
+        let Some(slot) = self.sessions.control_lane(session) else { return Ok(()) };
         let (window, offset, len) = (WindowKey(header.window.get()), header.window_offset.get(), header.payload_len());
         if by_device {
             match self.windows.check_placed(session, window, offset, len) {
-                Ok(()) => handler.placed(self, reactor, session, kind, header),
-                Err(error) => self.nack(session, header, error),
+                Ok(()) => self.tell_placed(reactor, slot, session, kind, header, handler),
+                Err(error) => self.refuse_payload(slot, session, header, error),
             }
             return Ok(());
         }
         let shm = self.sessions.shm(session);
         match self.windows.lend(session, window, offset, len) {
             Ok((frame, _)) if shm.is_some_and(|shm| shm.may_have_placed(window, &frame)) => {
-                self.payload_placed(reactor, session, header, frame, handler)
+                self.payload_placed(reactor, slot, session, header, frame, handler)
             }
             Ok((frame, _)) => {
                 // It cannot reach that memory: nothing was written, and what lies there is not the peer's.
@@ -344,16 +346,17 @@ impl Fabric {
                 Err(CloseReason::Unexpected(kind))
             }
             Err(error) => {
-                self.nack(session, header, error);
+                self.refuse_payload(slot, session, header, error);
                 Ok(())
             }
         }
     }
 
-    /// A payload lies in the frame of its window: checks it, gives the frame back, tells the owner.
+    /// A payload that came on a lane lies in the frame of its window: checks it, gives the frame back, tells the owner.
     pub(super) fn payload_placed<H: Handler>(
         &mut self,
         reactor: &mut Reactor,
+        slot: LaneId,
         session: SessionId,
         header: &Header,
         frame: Frame,
@@ -372,7 +375,7 @@ impl Fabric {
         }
         if !matches!(given, GivenBack::Open) {
             // Closed while it was filled: the peer waits for an answer, as for a put that comes a moment later.
-            self.nack(session, header, WindowError::Key);
+            self.refuse_payload(slot, session, header, WindowError::Key);
             return Ok(());
         }
         if self.windows.is_get(session, key) {
@@ -381,13 +384,38 @@ impl Fabric {
             self.end_get(reactor, session, key, result, handler);
         } else {
             let kind = if header.kind == Kind::Reply as u8 { Kind::Reply } else { Kind::Data };
-            handler.placed(self, reactor, session, kind, header);
+            self.tell_placed(reactor, slot, session, kind, header, handler);
         }
         Ok(())
     }
 
+    /// What came on a lane lies in its window: tells the owner. Not the end of a put of which the peer was refused an earlier part: its
+    /// message says that all of it lies there.
+    fn tell_placed<H: Handler>(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: LaneId,
+        session: SessionId,
+        kind: Kind,
+        header: &Header,
+        handler: &mut H,
+    ) {
+        match self.lanes.get_mut(slot).and_then(|lane| lane.earlier_refusal(header)) {
+            Some(error) => self.nack(session, header, error),
+            None => handler.placed(self, reactor, session, kind, header),
+        }
+    }
+
+    /// Tells the peer that a payload on that lane names a window wrongly.
+    pub(super) fn refuse_payload(&mut self, slot: LaneId, session: SessionId, header: &Header, error: WindowError) {
+        if let Some(lane) = self.lanes.get_mut(slot) {
+            lane.note_refused(header, error);
+        }
+        self.nack(session, header, error);
+    }
+
     /// Tells the peer that its message named a window wrongly.
-    pub(super) fn nack(&mut self, session: SessionId, refused: &Header, error: WindowError) {
+    fn nack(&mut self, session: SessionId, refused: &Header, error: WindowError) {
         let mut header = Header::new(Kind::Nack);
         header.body = refused.body;
         header.window = refused.window;

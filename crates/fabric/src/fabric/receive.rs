@@ -316,7 +316,7 @@ impl Fabric {
                 self.receive(reactor, slot, |lane| lane.receive_payload(header, target));
             }
             Err(error) => {
-                self.nack(session, &header, error);
+                self.refuse_payload(slot, session, &header, error);
                 self.receive(reactor, slot, |lane| lane.drain(len));
             }
         }
@@ -338,7 +338,7 @@ impl Fabric {
             let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
             return self.lane_failed(reactor, slot, CloseReason::Truncated);
         }
-        if let Err(reason) = self.payload_placed(reactor, session, &header, frame, handler) {
+        if let Err(reason) = self.payload_placed(reactor, slot, session, &header, frame, handler) {
             return self.lane_failed(reactor, slot, reason);
         }
         if self.lanes.get(slot).is_none_or(|lane| lane.phase == Phase::Closing) {
@@ -464,7 +464,7 @@ impl Fabric {
         let Some(lane) = self.lanes.get_mut(slot) else { return Ok(0) };
         if let Some(Filled { bytes, payload }) = lane.fill(bytes)? {
             if let Some((header, frame)) = payload {
-                self.payload_placed(reactor, session, &header, frame, handler)?;
+                self.payload_placed(reactor, slot, session, &header, frame, handler)?;
             }
             return Ok(bytes);
         }
@@ -475,7 +475,7 @@ impl Fabric {
         let (key, len) = (WindowKey(header.window.get()), header.payload_len());
         let lent = self.windows.lend(session, key, header.window_offset.get(), len);
         if let Err(error) = lent {
-            self.nack(session, &header, error);
+            self.refuse_payload(slot, session, &header, error);
         }
         if let Some(lane) = self.lanes.get_mut(slot) {
             lane.begin_filling(header, lent.ok());

@@ -36,7 +36,7 @@ pub(super) enum What {
         name: Slot<Put>,
         /// The header of the message behind it.
         message: Option<Header>,
-        /// It goes through the stream, behind others there.
+        /// The rest of it goes through the stream, behind others there.
         is_behind: bool,
     },
     Get(Slot<Get>),
@@ -48,8 +48,13 @@ impl Core {
         let Some(slot) = self.sessions.get(&session).map(|state| state.fabric) else { return };
         while let Some(part) = moving.parts.get(moving.begun) {
             let (at, len) = (Remote { window: moving.window, offset: part.offset }, part.len());
-            let is_copied = match &moving.what {
-                What::Put { is_behind, .. } => !is_behind && fabric.is_copied(slot, at, len, true),
+            let is_copied = match &mut moving.what {
+                What::Put { is_behind, .. } => {
+                    let is_copied = !*is_behind && fabric.is_copied(slot, at, len, true);
+                    // The peer refuses what follows a refused part on the same lane.
+                    *is_behind |= !is_copied && fabric.goes_by_route(slot, at, len);
+                    is_copied
+                }
                 What::Get(_) => fabric.is_copied(slot, at, len, false),
             };
             if is_copied {

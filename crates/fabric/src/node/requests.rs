@@ -283,8 +283,8 @@ impl Node {
         })
     }
 
-    /// Puts bytes, and has a message with that header (at most 64 bytes) follow them: the peer's program receives it once they lie
-    /// there. It takes a credit, as each message does; the put waits for it.
+    /// Puts bytes, and has a message with that header (at most 64 bytes) follow them: the peer's program receives it once all of them lie
+    /// there, and not if the peer has refused a part. It takes a credit, as each message does; the put waits for it.
     ///
     /// # Errors
     /// See [`SubmitError`]; a put of no bytes has no message.

@@ -4,15 +4,17 @@ use std::time::{Duration, Instant as Clock};
 
 use byway_reactor::{Frame, IoChoice, Mapping};
 use smallvec::smallvec;
+use zerocopy::FromZeros;
 use zerocopy::little_endian::U32;
 
 use super::*;
 use crate::node::memory::{HeldSegment, WindowRange};
 use crate::node::windows::OpenWindow;
-use crate::node::wire::{CreditBody, MessageBody};
+use crate::node::wire::{CreditBody, MessageBody, PlacedBody, PutBody};
 use crate::node::{Node, Op as NodeOp, Rights};
+use crate::windows::WindowError;
 use crate::wire::{Grant, Header as WireHeader, WindowAdvert};
-use crate::{EndedGet, Handler, WindowKey};
+use crate::{EndedGet, Handler, Slab, WindowKey};
 
 /// The other end of a node's session.
 struct Peer {
@@ -25,6 +27,8 @@ struct Peer {
 #[derive(Default)]
 struct Log {
     is_up: bool,
+    /// Puts that came with a message.
+    messages: usize,
 }
 
 impl Handler for Log {
@@ -37,7 +41,13 @@ impl Handler for Log {
 
     fn message(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &WireHeader, _: &[u8]) {}
 
-    fn placed(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: Kind, _: &WireHeader) {}
+    fn placed(&mut self, fabric: &mut Fabric, _: &mut Reactor, session: SessionId, _: Kind, header: &WireHeader) {
+        let PutBody { put, message, .. } = header.body();
+        self.messages += usize::from(message != 0);
+        let mut placed = PlacedBody::new_zeroed();
+        placed.put = put;
+        fabric.send(session, WireHeader::with_body(Kind::Placed, &placed));
+    }
 
     fn got(&mut self, _: &mut Fabric, _: &mut Reactor, _: SessionId, _: EndedGet) {}
 
@@ -253,6 +263,45 @@ fn a_put_that_fails_here_sends_no_message_and_takes_no_credit() {
             assert_eq!((state.credits, state.asked, core.puts.len()), (before, 0, 0));
         });
         assert_eq!(result_of(&node, op), Some(Err(OpError::Io(Errno::ACCESS))));
+    }
+}
+
+/// The message says that all bytes lie there. In memory that the peer has lent, this end must not place later parts ahead of one that
+/// goes through the stream.
+#[test]
+fn a_put_of_which_an_early_part_is_refused_sends_no_message() {
+    for is_lent in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let address = if is_lent { Address::Shared(path) } else { Address::Unix(path) };
+        let node = Node::open(&NodeOptions::default()).unwrap();
+        node.listen(&address).unwrap();
+        let (mut peer, session) = Peer::of(&node, address);
+        let slab = Slab::new(4096).unwrap();
+        let opened = peer.fabric.open_slab(&mut peer.reactor, peer.session, &slab, 0).unwrap();
+        let window = opened.put_key();
+        let is_reached = || {
+            let engine = node.inner.try_engine().unwrap();
+            let slot = engine.core.sessions[&session].fabric;
+            !engine.fabric.goes_by_route(slot, crate::fabric::Remote { window, offset: 0 }, 4096)
+        };
+        peer.until(|| {
+            node.progress().unwrap();
+            (is_reached() == is_lent).then_some(())
+        });
+        let credits = || with_core(&node, |core, _, _| core.sessions[&session].credits);
+        let (before, [refused, good]) = (credits(), [(); 2].map(|()| begin(&node, session)));
+        with_core(&node, |core, fabric, reactor| {
+            let early = [at(8192, 100), at(0, 100)];
+            core.send(fabric, reactor, session, put_with_message(refused, window, &early));
+            core.send(fabric, reactor, session, put_with_message(good, window, &[at(0, 100), at(200, 100)]));
+        });
+        let results = peer.until(|| {
+            node.progress().unwrap();
+            Some([result_of(&node, refused)?, result_of(&node, good)?])
+        });
+        assert_eq!(results, [Err(OpError::Refused(WindowError::Bounds)), Ok(Outcome::Done)], "lent: {is_lent}");
+        assert_eq!((peer.log.messages, before - credits()), (1, 1), "lent: {is_lent}");
     }
 }
 
