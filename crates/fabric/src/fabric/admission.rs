@@ -6,9 +6,9 @@ use std::sync::Arc;
 use byway_reactor::{Instant, Listener, Op, Reactor, Socket, Token};
 
 use super::ACCEPT;
-use super::lane::{HEADER_FRAME_BYTES, Lane, LaneId, Phase};
+use super::inbound::{HEADER_FRAME_BYTES, Inbound};
+use super::lane::{Lane, LaneId};
 use super::lanes::Lanes;
-use super::secure::Secure;
 use crate::limits::{ACCEPT_PAUSE, HANDSHAKES_MAX, LANES_MAX, TURNED_AWAY_MAX};
 use crate::log_limit::LogLimit;
 use crate::registry::{HandedLane, LoopId, Registry};
@@ -187,8 +187,8 @@ impl Admission {
     pub(super) fn begin_tls(&self, lane: &mut Lane) -> Result<(), TlsError> {
         match &self.tls {
             ServerTls::Off => {}
-            ServerTls::Optional(server) => lane.tls_offered = Some(server.clone()),
-            ServerTls::Required(server) => lane.secure = Some(Box::new(Secure::new(server.accept()?))),
+            ServerTls::Optional(server) => lane.tls.offer(server.clone()),
+            ServerTls::Required(server) => lane.tls.begin(server.accept()?),
         }
         Ok(())
     }
@@ -200,7 +200,7 @@ impl Admission {
     pub(super) fn check_hello(&self, lane: &Lane, hello: &Hello, terms: &Terms) -> Result<u32, RefuseCode> {
         let features = session::negotiate(hello, terms)?;
         let is_rdma = lane.connection.is_some();
-        if lane.turned_away {
+        if lane.is_turned_away() {
             return Err(RefuseCode::Busy);
         }
         if is_rdma && features & FEATURE_PAYLOAD_CHECKSUM != 0 {
@@ -214,7 +214,7 @@ impl Admission {
 
     /// The loop with the fewest sessions, if a lane that begins one can go there, and is on another.
     pub(super) fn better_loop(&self, lane: &Lane) -> Option<LoopId> {
-        let home = self.home.as_ref().filter(|_| !lane.was_handed && lane.connection.is_none())?;
+        let home = self.home.as_ref().filter(|_| !lane.was_handed() && lane.connection.is_none())?;
         Some(home.registry.least_loaded(home.id)).filter(|to| *to != home.id)
     }
 
@@ -236,13 +236,11 @@ impl Admission {
     ) -> bool {
         let (Some(home), Some(lane)) = (&self.home, lanes.get_mut(slot)) else { return false };
         if lane.is_busy() {
-            lane.phase = Phase::Fenced;
-            lane.hello = Some(*hello);
+            lane.fence(hello);
             return true;
         }
         let Some(connection) = lane.socket.and_then(|socket| reactor.release(socket)) else { return false };
-        let secure = lanes.take_out(slot).and_then(|lane| lane.secure);
-        let tls = secure.map(|secure| secure.into_stream());
+        let tls = lanes.take_out(slot).and_then(|lane| lane.tls.into_stream());
         let begins = hello.body::<Hello>().lane.get() == 0;
         let from = Some(home.id).filter(|_| begins);
         home.registry.hand_over(to, HandedLane { connection, hello: *hello, tls, from });
@@ -269,12 +267,11 @@ impl Admission {
                 return None;
             }
         };
-        let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-        lane.secure = handed.tls.map(|stream| Box::new(Secure::new(stream)));
-        lane.frame = frame;
-        lane.turned_away = turned_away;
-        lane.sequence_in = 1;
-        lane.was_handed = true;
+        let now = reactor.now();
+        let mut lane = Lane::handed(socket, Inbound::behind_hello(frame, now), turned_away, now);
+        if let Some(stream) = handed.tls {
+            lane.tls.begin(stream);
+        }
         Some(lanes.insert(lane))
     }
 

@@ -3,7 +3,8 @@
 use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Instant, Reactor};
 
-use super::lane::{Lane, LaneId, LentFrame};
+use super::inbound::LentFrame;
+use super::lane::{Lane, LaneId};
 use super::sessions::{Role, Session, Sessions};
 use super::{EndedGet, Fabric, GetError, Handler};
 use crate::limits::FAREWELL_TIME_MAX;
@@ -177,7 +178,7 @@ impl Fabric {
 
     /// A lane no longer waits for the end of its client's old session.
     pub(super) fn leave_fence(&mut self, slot: LaneId) {
-        if let Some(hello) = self.lanes.get_mut(slot).and_then(|lane| lane.hello.take()) {
+        if let Some(hello) = self.lanes.get_mut(slot).and_then(Lane::take_hello) {
             self.admission.stop_waiting(&hello);
         }
     }

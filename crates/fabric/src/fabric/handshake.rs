@@ -8,7 +8,6 @@ use byway_reactor::{Address, Errno, Listener, Op, Reactor, Socket};
 
 use super::admission::Arrival;
 use super::lane::{Lane, LaneId, Phase};
-use super::secure::Secure;
 use super::sessions::{Role, Session};
 use super::{CONNECT, Fabric, Handler};
 use crate::capabilities::{Capabilities, WireKind};
@@ -100,11 +99,7 @@ impl Fabric {
     }
 
     fn connect_lane(&mut self, reactor: &mut Reactor, session: SessionId, number: u16) {
-        let mut lane = Lane::new(None, Phase::Connecting, reactor.now());
-        lane.session = Some(session);
-        lane.number = number;
-        lane.connecting = true;
-        let slot = self.lanes.insert(lane);
+        let slot = self.lanes.insert(Lane::connecting(session, number, reactor.now()));
         let Some(state) = self.sessions.get_mut(session) else { return };
         state.add_lane(number, slot);
         match state.remote.clone() {
@@ -125,7 +120,8 @@ impl Fabric {
             self.lanes.begin_rdma().connect(reactor, slot, to)
         };
         if let Some(lane) = self.lanes.get_mut(slot) {
-            (lane.connection, lane.connecting) = (step.ok(), false);
+            lane.connection = step.ok();
+            lane.connect_ended();
         }
         match step {
             Ok(connection) => {
@@ -145,7 +141,7 @@ impl Fabric {
             }
             return;
         };
-        lane.connecting = false;
+        lane.connect_ended();
         match result {
             Ok(socket) if lane.phase == Phase::Closing => {
                 reactor.close(socket);
@@ -163,7 +159,7 @@ impl Fabric {
                 state.peer = reactor.peer_address(socket);
                 let header = session::hello(&state.identity, &state.terms, number);
                 match state.tls.as_ref().map(TlsClient::connect) {
-                    Some(Ok(stream)) => lane.secure = Some(Box::new(Secure::new(stream))),
+                    Some(Ok(stream)) => lane.tls.begin(stream),
                     Some(Err(error)) => return self.lane_failed(reactor, slot, CloseReason::Tls(error)),
                     None => {}
                 }
@@ -203,8 +199,7 @@ impl Fabric {
         if !seeded::is(Bug::NoKeepAlive) {
             reactor.keep_alive(socket, self.options.keep_alive * 2);
         }
-        let mut lane = Lane::new(Some(socket), Phase::AwaitHello, reactor.now());
-        lane.turned_away = matches!(arrival, Arrival::TurnedAway);
+        let mut lane = Lane::accepted(socket, matches!(arrival, Arrival::TurnedAway), reactor.now());
         if self.admission.begin_tls(&mut lane).is_err() {
             return reactor.close(socket);
         }
@@ -225,7 +220,7 @@ impl Fabric {
         if n < HEADER_BYTES {
             // A server that answers less than this speaks something else: TLS, most likely.
             let asked = self.lanes.get(slot).filter(|lane| lane.phase == Phase::AwaitWelcome);
-            let first = asked.map(|lane| lane.frame.as_ref().map_or(&[][..], |frame| &frame.bytes()[..n]));
+            let first = asked.map(|lane| lane.inbound.frame().map_or(&[][..], |frame| &frame.bytes()[..n]));
             let reason = first.map_or(CloseReason::Truncated, session::foreign);
             return self.lane_failed(reactor, slot, reason);
         }
@@ -235,7 +230,7 @@ impl Fabric {
             Err(reason) => return self.lane_failed(reactor, slot, reason),
         }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let Some(&bytes) = lane.frame.as_ref().and_then(|frame| frame.bytes().first_chunk::<HEADER_BYTES>()) else {
+        let Some(&bytes) = lane.inbound.frame().and_then(|frame| frame.bytes().first_chunk::<HEADER_BYTES>()) else {
             return;
         };
         let step = self.handshake_message(reactor, slot, &bytes);
@@ -309,8 +304,7 @@ impl Fabric {
         match home.registry.claim(identity, home.id) {
             Claim::Stale => return self.refuse(slot, RefuseCode::Superseded),
             Claim::Wait => {
-                lane.phase = Phase::Fenced;
-                lane.hello = Some(*header);
+                lane.fence(header);
                 return self.end_superseded(reactor);
             }
             Claim::Granted => {}
@@ -320,7 +314,7 @@ impl Fabric {
         let bulk_lanes = if lane.connection.is_some() { 0 } else { hello.bulk_lanes.get().clamp(1, BULK_LANES_MAX) };
         let lanes = 1 + usize::from(bulk_lanes);
         let (socket, connection) = (lane.socket, lane.connection);
-        let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.secure.is_some());
+        let capabilities = Capabilities::on(reactor, WireKind::of_socket(reactor, socket), lane.tls.is_on());
         let by_device = || self.lanes.rdma()?.transport.peer(connection?);
         let peer = by_device().or_else(|| reactor.peer_address(socket?));
         self.tally.note_session();
@@ -370,7 +364,7 @@ impl Fabric {
         for handed in self.admission.take_handed() {
             let hello = handed.hello;
             let Some(slot) = self.admission.adopt(reactor, &mut self.lanes, handed) else { continue };
-            let has_frame = self.lanes.get(slot).is_some_and(|lane| lane.frame.is_some());
+            let has_frame = self.lanes.get(slot).is_some_and(|lane| lane.inbound.frame().is_some());
             let step = if has_frame { Ok(()) } else { Err(CloseReason::NoFrames) };
             if let Err(reason) = step.and_then(|()| self.hello_came(reactor, slot, &hello, Kind::Hello)) {
                 self.lane_failed(reactor, slot, reason);
@@ -432,8 +426,7 @@ impl Fabric {
             self.tally.note_refused(code);
             return self.lanes.begin_rdma().transport.refuse(connection, code);
         }
-        let mut lane = Lane::new(None, Phase::AwaitHello, reactor.now());
-        (lane.connection, lane.reservation) = (Some(connection), Some(reservation));
+        let lane = Lane::accepted_by_device(connection, reservation, reactor.now());
         let slot = self.lanes.insert(lane);
         self.lanes.begin_rdma().accept(reactor, connection, slot);
         self.watch_clients(reactor);

@@ -81,9 +81,8 @@ impl Lanes {
     /// is gone.
     pub(super) fn set_up(&mut self, slot: LaneId, session: SessionId, number: u16) -> Option<bool> {
         let lane = self.table.get_mut(slot)?;
-        (lane.phase, lane.number, lane.reservation) = (Phase::Up, number, None);
         self.handshakes -= 1;
-        Some(lane.session.replace(session).is_some())
+        Some(lane.set_up(session, number))
     }
 
     /// Takes a lane out, in its handshake, on which nothing is in flight.
@@ -114,7 +113,7 @@ impl Lanes {
     pub(super) fn remove_if_done(&mut self, slot: LaneId) -> Option<Lane> {
         self.table.get(slot).filter(|lane| lane.phase == Phase::Closing && !lane.is_busy())?;
         let lane = self.table.remove(slot)?;
-        self.queued_heap -= lane.counted_heap;
+        self.queued_heap -= lane.outbound.counted_heap();
         Some(lane)
     }
 
@@ -132,7 +131,7 @@ impl Lanes {
         let fenced = self.table.iter_mut().filter(|(_, lane)| lane.phase == Phase::Fenced);
         let retry = |(slot, lane): (LaneId, &mut Lane)| {
             lane.phase = Phase::AwaitHello;
-            Some((slot, lane.hello.take()?))
+            Some((slot, lane.take_hello()?))
         };
         fenced.filter_map(retry).collect()
     }
@@ -144,7 +143,7 @@ impl Lanes {
         }
         let is_slow = |(_, lane): &(LaneId, &Lane)| {
             let time_max = if lane.is_fenced() { FENCE_TIME_MAX } else { HANDSHAKE_TIME_MAX };
-            !matches!(lane.phase, Phase::Up | Phase::Closing) && now - lane.opened_at >= time_max
+            !matches!(lane.phase, Phase::Up | Phase::Closing) && now - lane.opened_at() >= time_max
         };
         self.table.iter().filter(is_slow).map(|(slot, _)| slot).collect()
     }
@@ -165,7 +164,7 @@ impl Lanes {
     #[inline]
     pub(super) fn take_dirty(&mut self) -> Option<LaneId> {
         while let Some(slot) = self.dirty.pop() {
-            if self.table.get(slot).is_some_and(Lane::is_dirty) {
+            if self.table.get(slot).is_some_and(|lane| lane.outbound.is_dirty()) {
                 return Some(slot);
             }
         }
@@ -199,19 +198,19 @@ impl Lanes {
     #[inline]
     pub(super) fn receive(&mut self, reactor: &mut Reactor, slot: LaneId, op: Op) {
         let Some(lane) = self.table.get_mut(slot) else { return };
-        lane.receiving = true;
+        lane.inbound.begin();
         reactor.submit(op, slot.token(self.class, RECV));
     }
 
     /// Bytes that wait on a lane for the peer, or the kernel for it, to take them.
     pub(super) fn queued_on(&self, lane: &Lane) -> usize {
         let in_transport = || Some(self.rdma.as_ref()?.transport.queued(lane.connection?));
-        lane.queued() + in_transport().unwrap_or(0)
+        lane.outbound.queued() + in_transport().unwrap_or(0)
     }
 
     /// Heap memory of that.
     pub(super) fn heap_on(&self, lane: &Lane) -> usize {
-        lane.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane)
+        lane.outbound.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane)
     }
 
     /// The lanes of a session.
@@ -227,16 +226,15 @@ impl Lanes {
     /// When the oldest of what waits on a lane was queued.
     pub(super) fn oldest_on(&self, lane: &Lane) -> Option<Instant> {
         let in_transport = || self.rdma.as_ref()?.transport.oldest(lane.connection?);
-        lane.oldest().into_iter().chain(in_transport()).min()
+        lane.outbound.oldest().into_iter().chain(in_transport()).min()
     }
 
     /// Notes how much heap memory a lane's queue has.
     #[inline]
     pub(super) fn count_heap(&mut self, slot: LaneId) {
         let Some(lane) = self.table.get_mut(slot) else { return };
-        let now = lane.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane);
-        self.queued_heap = self.queued_heap - lane.counted_heap + now;
-        lane.counted_heap = now;
+        let now = lane.outbound.queued_heap() + heap_in_transport(self.rdma.as_deref(), lane);
+        self.queued_heap = self.queued_heap - lane.outbound.count_heap(now) + now;
     }
 
     /// Heap memory of what waits to be sent.
@@ -259,7 +257,7 @@ impl Lanes {
     /// A lane waits for a longer buffer, behind those that do already.
     pub(super) fn starve(&mut self, slot: LaneId) {
         if let Some(lane) = self.table.get_mut(slot)
-            && !std::mem::replace(&mut lane.starved, true)
+            && lane.inbound.starve()
         {
             self.starved.push(slot);
         }
@@ -283,8 +281,8 @@ impl Lanes {
     /// A lane no longer waits for a longer buffer. Whether the messages that it has are to be looked at.
     pub(super) fn feed(&mut self, slot: LaneId) -> bool {
         let Some(lane) = self.table.get_mut(slot) else { return false };
-        lane.starved = false;
-        lane.phase == Phase::Up && lane.paused.take().is_some()
+        lane.inbound.note_fed();
+        lane.phase == Phase::Up && lane.inbound.take_paused().is_some()
     }
 
     /// Connections over RDMA, if there ever was one.

@@ -13,11 +13,13 @@ mod ending;
 mod grants;
 mod handler;
 mod handshake;
+mod inbound;
 mod lane;
 mod lanes;
 mod lending;
 mod open_windows;
 mod operations;
+mod outbound;
 mod rdma_lanes;
 mod rdma_windows;
 mod receive;
@@ -37,7 +39,7 @@ use byway_reactor::{Completion, FramePool, Instant, Op, Outcome, PathState, Reac
 use self::admission::Admission;
 use self::ending::Farewells;
 pub use self::handler::Handler;
-use self::lane::{Lane, LaneId};
+use self::lane::LaneId;
 use self::lanes::Lanes;
 pub use self::operations::{EndedGet, GetError, PayloadMeta, Put, Remote, Route};
 use self::rdma_lanes::RdmaLanes;
@@ -243,7 +245,7 @@ impl Fabric {
     /// call, for the lane of payloads that has the most to send.
     pub fn path(&self, reactor: &Reactor, session: SessionId) -> Option<PathState> {
         let lanes = self.lanes.of(self.sessions.get(session)?);
-        reactor.path_state(lanes.max_by_key(|lane| (lane.queued(), lane.number))?.socket?)
+        reactor.path_state(lanes.max_by_key(|lane| (lane.outbound.queued(), lane.number))?.socket?)
     }
 
     /// The delays and stalls of all sessions, also of those that have ended.
@@ -269,7 +271,9 @@ impl Fabric {
 
     /// Bytes of frames that wait on a session's lanes for the peer to take them.
     pub fn queued_frame_bytes(&self, session: SessionId) -> usize {
-        self.sessions.get(session).map_or(0, |state| self.lanes.of(state).map(Lane::queued_frames).sum())
+        let state = self.sessions.get(session);
+        let lanes = state.into_iter().flat_map(|state| self.lanes.of(state));
+        lanes.map(|lane| lane.outbound.queued_frames()).sum()
     }
 
     /// Sessions over shared memory that are begun from now on lend their server this arena ([`FramePool::shared`]): windows
@@ -309,8 +313,9 @@ impl Fabric {
     /// The route to a session's peer with the fewest bytes queued.
     pub fn route(&self, session: SessionId) -> Route {
         let Some(session) = self.sessions.get(session) else { return Route(1) };
-        let queued =
-            |lane: &Option<LaneId>| lane.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, Lane::queued);
+        let queued = |slot: &Option<LaneId>| {
+            slot.and_then(|slot| self.lanes.get(slot)).map_or(usize::MAX, |lane| lane.outbound.queued())
+        };
         Route((1..session.lanes.len()).min_by_key(|lane| queued(&session.lanes[*lane])).unwrap_or(1))
     }
 
@@ -470,7 +475,7 @@ impl Fabric {
                 (RdmaEvent::Connected(connection), Some(slot)) => self.rdma_connected(connection, slot),
                 (RdmaEvent::Message(connection, received), slot) => {
                     if let Some((slot, lane)) = slot.and_then(|slot| Some((slot, self.lanes.get_mut(slot)?))) {
-                        lane.backlog.push_back(received);
+                        lane.inbound.push_message(received);
                         self.take_backlog(reactor, slot, handler);
                     } else if let Some(rdma) = self.lanes.rdma_mut() {
                         rdma.transport.done_with(connection, received);

@@ -400,7 +400,7 @@ impl Fabric {
         header: &Header,
         handler: &mut H,
     ) {
-        match self.lanes.get_mut(slot).and_then(|lane| lane.earlier_refusal(header)) {
+        match self.lanes.get_mut(slot).and_then(|lane| lane.inbound.earlier_refusal(header)) {
             Some(error) => self.nack(session, header, error),
             None => handler.placed(self, reactor, session, kind, header),
         }
@@ -409,7 +409,7 @@ impl Fabric {
     /// Tells the peer that a payload on that lane names a window wrongly.
     pub(super) fn refuse_payload(&mut self, slot: LaneId, session: SessionId, header: &Header, error: WindowError) {
         if let Some(lane) = self.lanes.get_mut(slot) {
-            lane.note_refused(header, error);
+            lane.inbound.note_refused(header, error);
         }
         self.nack(session, header, error);
     }

@@ -119,7 +119,7 @@ impl RdmaLanes {
     /// Hands over what a lane wants to send.
     pub(super) fn send(&mut self, lane: &mut Lane) {
         let Some(connection) = lane.connection else { return };
-        for (header, payload) in lane.take_outbox() {
+        for (header, payload) in lane.outbound.take_outbox() {
             let mut bytes = [0; size_of::<Header>()];
             bytes.copy_from_slice(header.as_bytes());
             self.transport.send(connection, bytes, payload);
@@ -145,14 +145,14 @@ impl RdmaLanes {
 
     /// Gives a lane a gather for its next message.
     pub(super) fn give_spare(&mut self, lane: &mut Lane) {
-        if lane.connection.is_some() && lane.spare.is_none() {
-            lane.spare = Some(self.transport.gather());
+        if lane.connection.is_some() && lane.outbound.needs_spare() {
+            lane.outbound.set_spare(self.transport.gather());
         }
     }
 
     /// Ends the connection of a lane that is closed: nothing that is posted touches memory any more.
     pub(super) fn close(&mut self, lane: &mut Lane) {
-        for received in std::mem::take(&mut lane.backlog) {
+        for received in lane.inbound.take_messages() {
             self.transport.discard(received);
         }
         if let Some(connection) = lane.connection.take() {

@@ -9,7 +9,8 @@ use std::ops::Range;
 use byway_reactor::limits::RECEIVE_MESSAGE_BYTES;
 use byway_reactor::{Errno, Frame, FrameRange, Need, Op, Reactor, ReceiveBuffers, Scatter};
 
-use super::lane::{HEADER_FRAME_BYTES, Lane, LaneId, LentFrame, PausedRecv, Phase, Placing};
+use super::inbound::{FilledFrame, HEADER_FRAME_BYTES, LentFrame, PausedRecv};
+use super::lane::{Lane, LaneId, Phase};
 use super::secure::{Decrypted, Filled};
 use super::{Fabric, Handler};
 use crate::feedback::Stall;
@@ -30,7 +31,7 @@ impl Fabric {
         handler: &mut H,
     ) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let lent = lane.received(into);
+        let lent = lane.inbound.received(into);
         let (phase, session) = (lane.phase, lane.session);
         let n = match result {
             Ok(n) if n > 0 && phase != Phase::Closing => n,
@@ -40,7 +41,7 @@ impl Fabric {
             session.heard(self.clock);
             session.received(n, self.clock);
         }
-        if self.lanes.get(slot).is_some_and(|lane| lane.secure.is_some()) {
+        if self.lanes.get(slot).is_some_and(|lane| lane.tls.is_on()) {
             return self.ciphertext_came(reactor, slot, n, handler);
         }
         match (lent, phase, self.lanes.get(slot).map_or(0, |lane| lane.number)) {
@@ -90,7 +91,7 @@ impl Fabric {
     /// Receives no more on a lane until the peer has taken answers.
     fn pause(&mut self, slot: LaneId, paused: PausedRecv) {
         if let Some(lane) = self.lanes.get_mut(slot) {
-            (lane.paused, lane.paused_at) = (Some(paused), self.clock);
+            lane.inbound.pause(paused, self.clock);
         }
     }
 
@@ -114,7 +115,7 @@ impl Fabric {
     /// A session's peer has taken something: goes on with what was held.
     pub(super) fn resume<H: Handler>(&mut self, reactor: &mut Reactor, session: SessionId, handler: &mut H) {
         let Some(state) = self.sessions.get(session) else { return };
-        let waits = |lane: &Lane| lane.paused.is_some() || !lane.backlog.is_empty();
+        let waits = |lane: &Lane| lane.inbound.is_paused() || lane.inbound.has_messages();
         let is_held = |slot: &&LaneId| self.lanes.get(**slot).is_some_and(waits);
         let held: Vec<LaneId> = state.lanes.iter().flatten().filter(is_held).copied().collect();
         for slot in held {
@@ -126,14 +127,14 @@ impl Fabric {
                 self.take_backlog(reactor, slot, handler);
                 continue;
             }
-            let held = lane.paused.take();
+            let held = lane.inbound.take_paused();
             if held.is_some() {
-                self.sessions.note_stall(session, Stall::Take, self.clock.since(lane.paused_at));
+                self.sessions.note_stall(session, Stall::Take, lane.inbound.paused_for(self.clock));
             }
             match held {
                 None => {}
                 Some(PausedRecv::Receive(op)) => self.submit_receive(reactor, slot, op),
-                Some(PausedRecv::Messages) if lane.secure.is_some() => self.ciphertext_came(reactor, slot, 0, handler),
+                Some(PausedRecv::Messages) if lane.tls.is_on() => self.ciphertext_came(reactor, slot, 0, handler),
                 Some(PausedRecv::Messages) => self.control_came(reactor, slot, 0, handler),
             }
         }
@@ -142,11 +143,13 @@ impl Fabric {
     /// Gives an accepted or connected lane the frame for its handshake, and starts to receive. False without frames.
     pub(super) fn receive_handshake(&mut self, reactor: &mut Reactor, slot: LaneId) -> bool {
         let Some(lane) = self.lanes.get_mut(slot) else { return false };
-        lane.frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
-        if lane.frame.is_none() {
+        let frame = reactor.receive_buffers().alloc(HEADER_FRAME_BYTES);
+        let has_frame = frame.is_some();
+        lane.inbound.set_frame(frame);
+        if !has_frame {
             return false;
         }
-        let is_secure = lane.secure.is_some();
+        let is_secure = lane.tls.is_on();
         self.receive(reactor, slot, |lane| if is_secure { lane.receive_ciphertext() } else { lane.receive_header(0) });
         true
     }
@@ -159,14 +162,13 @@ impl Fabric {
     /// Reads the header at the front of `bytes`.
     #[inline]
     pub(super) fn open_header(&mut self, slot: LaneId, bytes: &[u8]) -> Result<(Header, Kind), CloseReason> {
-        self.lanes.get_mut(slot).ok_or(CloseReason::Closed)?.open_header(bytes)
+        self.lanes.get_mut(slot).ok_or(CloseReason::Closed)?.inbound.open_header(bytes)
     }
 
     fn control_came<H: Handler>(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize, handler: &mut H) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let (Some(mut frame), Some(session)) = (lane.frame.take(), lane.session) else { return };
-        lane.filled += n;
-        let filled = lane.filled;
+        let (Some(received), Some(session)) = (lane.inbound.take_filled(n), lane.session) else { return };
+        let FilledFrame { mut frame, filled } = received;
         let (at, need) = match self.take_messages(reactor, slot, session, &frame.bytes()[..filled], handler) {
             Ok(taken) => taken,
             Err(reason) => return self.lane_failed(reactor, slot, reason),
@@ -183,7 +185,7 @@ impl Fabric {
         if self.is_held(session) {
             frame.bytes_mut().copy_within(at..filled, 0);
             if let Some(lane) = self.lanes.get_mut(slot) {
-                (lane.filled, lane.frame) = (left, Some(frame));
+                lane.inbound.keep(FilledFrame { frame, filled: left });
             }
             return self.pause(slot, PausedRecv::Messages);
         }
@@ -191,9 +193,9 @@ impl Fabric {
         let frame = next_frame(reactor.receive_buffers(), frame, at..filled, need, self.lanes.has_starved());
         let (len, starved) = (frame.len(), need > frame.len());
         if let Some(lane) = self.lanes.get_mut(slot) {
-            (lane.filled, lane.frame) = (left, Some(frame));
+            lane.inbound.keep(FilledFrame { frame, filled: left });
             if starved {
-                lane.paused = Some(PausedRecv::Messages);
+                lane.inbound.pause_for_buffer();
                 return self.lanes.starve(slot);
             }
         }
@@ -289,12 +291,13 @@ impl Fabric {
     /// A bulk lane's header, or a part of what is thrown away, has come.
     fn bulk_came(&mut self, reactor: &mut Reactor, slot: LaneId, n: usize) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        if let Some(Placing::Drain(left)) = lane.placing.take() {
+        if let Some(left) = lane.inbound.to_drain() {
+            lane.inbound.drained(n);
             let left = left - n;
             let next = |lane: &mut Lane| if left > 0 { lane.drain(left) } else { lane.receive_header(0) };
             return self.receive(reactor, slot, next);
         }
-        let filled = lane.filled + n;
+        let filled = lane.inbound.filled() + n;
         self.bulk_header(reactor, slot, filled);
     }
 
@@ -304,7 +307,7 @@ impl Fabric {
             return self.receive(reactor, slot, |lane| lane.receive_header(filled));
         }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let (Some(session), Some(opened)) = (lane.session, lane.take_bulk_header()) else { return };
+        let (Some(session), Some(opened)) = (lane.session, lane.inbound.take_bulk_header()) else { return };
         let header = match opened {
             Ok(header) => header,
             Err(reason) => return self.lane_failed(reactor, slot, reason),
@@ -332,7 +335,7 @@ impl Fabric {
         handler: &mut H,
     ) {
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        let (Some(Placing::Window(header)), Some(session)) = (lane.placing.take(), lane.session) else { return };
+        let (Some(header), Some(session)) = (lane.inbound.end_payload(), lane.session) else { return };
         let len = header.payload_len();
         if n < len {
             let _ = self.windows.give_back(WindowKey(header.window.get()), frame);
@@ -378,7 +381,7 @@ impl Fabric {
         }
         let Some(lane) = self.lanes.get_mut(slot) else { return };
         // A fenced lane and one that is being refused say no more.
-        if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.receiving {
+        if lane.phase != Phase::Fenced && lane.close_when_sent.is_none() && !lane.inbound.is_in_flight() {
             self.receive(reactor, slot, Lane::receive_ciphertext);
         }
     }
@@ -399,7 +402,7 @@ impl Fabric {
     /// The peer has said by TLS that it will send no more.
     fn stream_ended(&mut self, reactor: &mut Reactor, slot: LaneId, midway: bool) {
         let Some(lane) = self.lanes.get(slot) else { return };
-        let midway = midway || lane.placing.is_some();
+        let midway = midway || lane.inbound.has_payload();
         self.lane_failed(reactor, slot, if midway { CloseReason::Truncated } else { CloseReason::PeerClosed });
     }
 
@@ -471,7 +474,7 @@ impl Fabric {
         if bytes.len() < HEADER_BYTES {
             return Ok(0);
         }
-        let header = lane.open_bulk_header(bytes)?;
+        let header = lane.inbound.open_bulk_header(bytes)?;
         let (key, len) = (WindowKey(header.window.get()), header.payload_len());
         let lent = self.windows.lend(session, key, header.window_offset.get(), len);
         if let Err(error) = lent {
@@ -492,7 +495,7 @@ impl Fabric {
                 return;
             }
             let (phase, session, connection) = (lane.phase, lane.session, lane.connection);
-            let Some(received) = self.lanes.get_mut(slot).and_then(|lane| lane.backlog.pop_front()) else { return };
+            let Some(received) = self.lanes.get_mut(slot).and_then(|lane| lane.inbound.take_message()) else { return };
             if let Some(state) = session.and_then(|session| self.sessions.get_mut(session)) {
                 state.heard(reactor.now());
             }

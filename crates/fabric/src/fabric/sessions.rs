@@ -174,7 +174,7 @@ impl Session {
 
     /// Whether we do not listen to the peer at the moment.
     fn is_unheard(&self, lanes: &Lanes) -> bool {
-        let is_paused = |lane: &LaneId| lanes.get(*lane).is_some_and(|lane| lane.paused.is_some());
+        let is_paused = |lane: &LaneId| lanes.get(*lane).is_some_and(|lane| lane.inbound.is_paused());
         self.lanes.iter().flatten().any(is_paused) && self.is_held(lanes)
     }
 }

@@ -9,7 +9,7 @@ use byway_reactor::seeded::{self, Bug};
 use byway_reactor::{Errno, FileRange, Frame, Gather, Reactor};
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::lane::{Lane, LaneId, Phase};
+use super::lane::{LaneId, Phase};
 use super::operations::Get;
 use super::rdma_windows::{RdmaGet, UseId, UsedUp, exposed_grant};
 use super::sessions::{Event, Role};
@@ -185,7 +185,7 @@ impl Fabric {
             let placed = header.flags & FLAG_PLACED != 0;
             debug_assert!(placed || lane.queued_is(payload.len), "as many bytes as announced");
             // Over RDMA what waits to be sent lies with the transport, and is not told apart.
-            if is_answer && lane.connection.is_none() && lane.note_answer() {
+            if is_answer && lane.connection.is_none() && lane.outbound.note_answer() {
                 self.look_at_answers(session);
             }
         }
@@ -196,7 +196,8 @@ impl Fabric {
     fn look_at_answers(&mut self, session: SessionId) {
         let Some(state) = self.sessions.get(session) else { return };
         let slots = state.lanes.iter().flatten();
-        let waiting: usize = slots.map(|slot| self.lanes.get_mut(*slot).map_or(0, Lane::answers)).sum();
+        let waiting: usize =
+            slots.map(|slot| self.lanes.get_mut(*slot).map_or(0, |lane| lane.outbound.answers())).sum();
         if waiting > ANSWERS_MAX {
             self.sessions.tell(Event::Failed(session, CloseReason::AsksTooMuch));
         }
@@ -422,7 +423,7 @@ impl Fabric {
         let now = self.clock;
         let Some(lane) = self.lanes.get_mut(slot) else { return true };
         let Some(bytes) = lane.send_now(reactor, now) else { return false };
-        let (session, went) = (lane.session, lane.went(bytes, now));
+        let (session, went) = (lane.session, lane.outbound.went(bytes, now));
         self.lanes.count_heap(slot);
         if let Some(session) = session {
             self.sessions.note_sent(session, went, now);
@@ -444,10 +445,10 @@ impl Fabric {
     ) {
         let now = self.clock;
         let Some(lane) = self.lanes.get_mut(slot) else { return };
-        lane.sent(gather);
+        lane.outbound.sent(gather);
         let session = lane.session;
         if let Some(session) = session {
-            self.sessions.note_sent(session, lane.went(result.unwrap_or(0), now), now);
+            self.sessions.note_sent(session, lane.outbound.went(result.unwrap_or(0), now), now);
         }
         if lane.phase == Phase::Closing {
             return self.forget_lane_if_done(slot);
@@ -458,7 +459,7 @@ impl Fabric {
         match (result, lane.close_when_sent) {
             // What the lane ends for is not forgotten over a peer that does not want to hear it.
             (Err(error), reason) => self.lane_failed(reactor, slot, reason.unwrap_or(CloseReason::Io(error))),
-            (Ok(_), Some(reason)) if lane.queued() == 0 => self.lane_failed(reactor, slot, reason),
+            (Ok(_), Some(reason)) if lane.outbound.queued() == 0 => self.lane_failed(reactor, slot, reason),
             (Ok(_), _) if seeded::is(Bug::SendNotResumed) => {}
             (Ok(_), _) => self.lanes.start_send(reactor, slot, now),
         }
@@ -479,7 +480,7 @@ impl Fabric {
     ) {
         let is_idle = self.lanes.rdma().is_none_or(|rdma| rdma.transport.is_idle(connection));
         let Some(lane) = self.lanes.get(slot) else { return };
-        let (session, is_idle) = (lane.session, is_idle && lane.outbox.is_empty());
+        let (session, is_idle) = (lane.session, is_idle && lane.outbound.is_outbox_empty());
         if let (Some(session), Some(went)) = (session, went) {
             self.sessions.note_sent(session, went, reactor.now());
         }
