@@ -16,6 +16,7 @@ use byway_fabric::node::NodeOptions;
 use byway_frontend::far_memory::spill_file;
 use byway_frontend::fault::keeper::{self, Keeper, Side, end_descendants};
 use byway_frontend::fault::{self, FarJob, FarOptions, FarReport};
+use byway_reactor::owned_folder::OwnedFolder;
 use byway_reactor::userfault::OpenError;
 use byway_reactor::userfault::helper::SOCKET_VARIABLE;
 use byway_service::memory::pool::Class;
@@ -180,8 +181,8 @@ fn page(arguments: &FarArguments, program: &Path, library: &Path, keeper: Keeper
                 .map_err(|source| FarError::Spill { folder: arguments.spill.clone(), source })?,
         ),
     };
-    let folder = tempfile_folder().map_err(|error| FarError::Pager(error.into()))?;
-    let socket = folder.0.join("pager");
+    let folder = OwnedFolder::make("byway-far").map_err(|error| FarError::Pager(error.into()))?;
+    let socket = folder.path().join("pager");
     let options =
         FarOptions { limit_bytes: arguments.limit, class: arguments.class, spill, encrypt: arguments.encrypt };
     let job = FarJob::new(rpc, lenders, &socket, options).map_err(FarError::Pager)?;
@@ -266,24 +267,6 @@ fn borrow(rpc: &byway_rpc::node::Rpc, arguments: &FarArguments) -> Result<Vec<(S
     let lenders = Borrower::connect_all(rpc, &named, arguments.class, PATIENCE)
         .map_err(|unusable| FarError::Lender { uri: named[unusable.lender].0.clone(), source: unusable.source })?;
     Ok(named.into_iter().map(|(uri, _)| uri).zip(lenders).collect())
-}
-
-/// A folder of this process alone, for the pager's socket; removed when it is dropped.
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn tempfile_folder() -> std::io::Result<Folder> {
-    use std::os::unix::fs::DirBuilderExt;
-    let mut random = [0; 8];
-    getrandom::fill(&mut random).map_err(|error| std::io::Error::other(error.to_string()))?;
-    let path = std::env::temp_dir().join(format!("byway-far-{:016x}", u64::from_ne_bytes(random)));
-    std::fs::DirBuilder::new().mode(0o700).create(&path)?;
-    Ok(Folder(path))
 }
 
 fn say(report: &FarReport, limit: u64) {

@@ -15,6 +15,7 @@ use std::process::ExitStatus;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use byway_reactor::owned_folder::OwnedFolder;
 use byway_service::dsm::Consistency;
 use byway_service::limits::DSM_RANKS_MAX;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
@@ -167,8 +168,8 @@ pub struct Running {
     /// The job's number, by which its processes are known.
     job: String,
     stopper: Stopper,
-    /// Removed at the end.
-    _folder: tempfile::TempDir,
+    /// Where they find each other on one machine.
+    _folder: Option<OwnedFolder>,
     /// No other job writes checkpoints there.
     _checkpoint_lock: Option<File>,
 }
@@ -214,12 +215,12 @@ impl Launch {
         }
         let checkpoint = self.checkpoint.as_ref().map(|place| self.check_checkpoint(place)).transpose()?;
         let (checkpoint, lock) = checkpoint.unzip();
-        let folder = tempfile::Builder::new().prefix("byway-dsm-").tempdir()?;
         let job =
             u64::from_ne_bytes(byway_fabric::random::Random::from_kernel().bytes16()[..8].try_into().unwrap_or([7; 8]));
         let stopper = Stopper(Arc::new(eventfd(0, EventfdFlags::CLOEXEC).map_err(std::io::Error::from)?));
         let places = self.hosts.as_ref().map(|hosts| hosts.places(self.ranks)).unwrap_or_default();
         let mut shared = self.variables(job, checkpoint);
+        let mut folder = None;
         if let Some(hosts) = &self.hosts {
             let addresses: Vec<String> = places.iter().map(|(_, address)| address.to_string()).collect();
             shared.push((PEERS, addresses.join(",").into()));
@@ -228,7 +229,8 @@ impl Launch {
                 shared.push((TLS, job_key()?.into()));
             }
         } else {
-            shared.push((FOLDER, folder.path().into()));
+            let made = folder.insert(OwnedFolder::make("byway-dsm")?);
+            shared.push((FOLDER, made.path().into()));
             shared.push((WIRE, self.wire.name().into()));
         }
         let mut running = Running {

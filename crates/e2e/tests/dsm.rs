@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use byway_e2e::binary;
@@ -12,7 +13,7 @@ fn run(n: &str, script: &str) -> Output {
 }
 
 /// A launcher that ends with this, and its folder of temporary files: one that is killed before its processes have joined leaves something there.
-struct Launcher(Child, #[expect(dead_code, reason = "removed with this")] tempfile::TempDir);
+struct Launcher(Child, Arc<tempfile::TempDir>);
 
 impl Drop for Launcher {
     fn drop(&mut self) {
@@ -36,10 +37,13 @@ fn a_report_says_of_which_processes_it_knows_nothing_and_leaves_their_lines_alon
 
 /// Starts a job of two processes that run a script.
 fn start(script: &str) -> Launcher {
+    start_in(&Arc::new(tempfile::tempdir().unwrap()), script)
+}
+
+fn start_in(folder: &Arc<tempfile::TempDir>, script: &str) -> Launcher {
     let mut command = Command::new(binary());
     command.args(["dsm", "run", "-n", "2", "--", "sh", "-c", script]).stdout(Stdio::piped());
-    let folder = tempfile::tempdir().unwrap();
-    Launcher(command.env("TMPDIR", folder.path()).spawn().unwrap(), folder)
+    Launcher(command.env("TMPDIR", folder.path()).spawn().unwrap(), Arc::clone(folder))
 }
 
 /// The numbers that the two processes of a job print first.
@@ -101,6 +105,24 @@ fn a_launcher_that_is_killed_leaves_no_process() {
         assert!(Instant::now() < deadline, "a process is left");
         std::thread::yield_now();
     }
+}
+
+#[test]
+fn the_folder_of_a_killed_launcher_is_removed_by_the_next_and_that_of_a_living_one_is_not() {
+    let mut killed = start("echo $$; exec sleep 1000");
+    let mut living = start_in(&killed.1, "echo $$; exec sleep 1000");
+    for job in [&mut killed, &mut living] {
+        pids(job);
+    }
+    let folders = || std::fs::read_dir(living.1.path()).unwrap().count();
+    killed.0.kill().unwrap();
+    killed.0.wait().unwrap();
+    assert_eq!(folders(), 2);
+    assert!(start_in(&living.1, "true").0.wait().unwrap().success());
+    assert_eq!(folders(), 1);
+    kill_process(Pid::from_child(&living.0), Signal::TERM).unwrap();
+    assert_eq!(living.0.wait().unwrap().code(), Some(130));
+    assert_eq!(std::fs::read_dir(killed.1.path()).unwrap().count(), 0);
 }
 
 /// As a shell's user does it by Ctrl-Z and `fg`.

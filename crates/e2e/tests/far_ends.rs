@@ -112,6 +112,30 @@ fn a_signal_to_byway_is_passed_on_to_the_program() {
     assert!(code == Some(128 + 15) && !said.contains("instead of"), "{code:?} {said}");
 }
 
+#[test]
+fn the_folder_of_a_killed_pager_is_removed_by_the_next_byway_far_and_that_of_a_living_one_is_not() {
+    const WAITS: &str = "import sys; print('filled', flush=True); sys.stdin.read()";
+    let Some(python) = python() else { return };
+    if !can_page() {
+        return;
+    }
+    let (lender, temporary) = (Lender::start(), tempfile::tempdir().unwrap());
+    let command = |program: &[&str]| {
+        let mut command = command(&lender.uris()[0], "16M", &["--class", "none"], program);
+        command.stdin(Stdio::piped()).env("TMPDIR", temporary.path());
+        command
+    };
+    let folders = || std::fs::read_dir(temporary.path()).unwrap().count();
+    let [killed, living] = [(); 2].map(|()| PagedProgram::start_filled(&mut command(&[python, "-c", WAITS])));
+    kill_process(child(Pid::from_child(&killed.0)), Signal::KILL).unwrap();
+    assert_eq!((killed.finish().status.code(), folders()), (Some(1), 2));
+    let next = PagedProgram::start(&mut command(&["true"])).finish();
+    assert!(next.status.success(), "{}", String::from_utf8_lossy(&next.stderr));
+    assert_eq!(folders(), 1);
+    assert!(living.finish().status.success());
+    assert_eq!(folders(), 0);
+}
+
 /// Fills 32 MiB, and forks children that wait.
 const FORKS: &str = r#"
 import os, time

@@ -33,6 +33,7 @@ mod mapping;
 mod net;
 mod op;
 mod os;
+pub mod owned_folder;
 mod path;
 pub mod privilege;
 pub mod probe;
