@@ -1,4 +1,6 @@
-//! `byway dsm run`: jobs of processes that share memory.
+//! `byway dsm`: jobs of processes that share memory.
+
+mod top;
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -15,6 +17,7 @@ use byway_service::limits::{DSM_PAGES_MAX, DSM_RANKS_MAX};
 use clap::{Args, Subcommand};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 
+pub use self::top::{DsmTopArguments, DsmTopError};
 use crate::help;
 use crate::output;
 use crate::units::parse_size;
@@ -25,6 +28,9 @@ pub enum DsmCommand {
     /// Run a program as several processes that share memory, on this machine or several
     #[command(after_long_help = help::DSM_RUN)]
     Run(DsmRunArguments),
+    /// Show what the processes of a running job wait for, each second on a terminal, else once
+    #[command(after_long_help = help::DSM_TOP)]
+    Top(DsmTopArguments),
     /// Start the process that standard input names: what `run --hosts` runs on each host
     #[command(hide = true)]
     Rank,
@@ -149,16 +155,32 @@ fn launch(arguments: &DsmRunArguments) -> Result<Launch, LaunchError> {
     })
 }
 
-/// Runs a job. The exit code is 0 if every process ended with 0, else that of the first process that failed, and 130 if a signal
-/// stopped the job.
+/// Why a command did nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum DsmError {
+    /// No job was started.
+    #[error(transparent)]
+    Launch(#[from] LaunchError),
+    /// No job was shown.
+    #[error(transparent)]
+    Top(#[from] DsmTopError),
+}
+
+/// Runs a command.
 ///
 /// # Errors
-/// Nothing was started.
-pub fn run(command: &DsmCommand) -> Result<ExitCode, LaunchError> {
-    let arguments = match command {
-        DsmCommand::Run(arguments) => arguments,
-        DsmCommand::Rank => return Ok(run_agent()),
-    };
+/// See [`DsmError`].
+pub fn run(command: &DsmCommand) -> Result<ExitCode, DsmError> {
+    match command {
+        DsmCommand::Run(arguments) => Ok(run_job(arguments)?),
+        DsmCommand::Top(arguments) => Ok(top::run(arguments)?),
+        DsmCommand::Rank => Ok(run_agent()),
+    }
+}
+
+/// Runs a job. The exit code is 0 if every process ended with 0, else that of the first process that failed, and 130 if a signal
+/// stopped the job. An error: nothing was started.
+fn run_job(arguments: &DsmRunArguments) -> Result<ExitCode, LaunchError> {
     let job = launch(arguments)?;
     let mut signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGHUP, SIGTSTP])?;
     let running = job.start()?;

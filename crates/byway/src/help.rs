@@ -122,6 +122,23 @@ Exit status:
   killed it. 70 if a process exited with 0 without leaving the job. 137 if a process was stopped or hung and had to be killed.
   130 if SIGINT, SIGTERM or SIGHUP stopped the job. 1 if the job could not start. 2 for an invalid command line.";
 
+/// Of `byway dsm top`.
+pub(crate) const DSM_TOP: &str = "\
+Examples:
+  byway dsm top
+  byway dsm top 1234         of byway dsm run, or of a process of the job
+
+For each process of the job on this machine it shows how often loads and stores waited for pages in the last second, the share of the time in which
+a page was waited for (above 100 % if threads wait for several pages at a time), pages and copies that came and went, and what was sent to each other
+process. Below are the pages to which several processes have stored, those that were waited for longest first, with the names that the program has
+given to what lies there. Faults of pages count from the first look on; in a job of byway dsm run --report, from its beginning.
+
+Processes answer the user that started them, and root. For processes of other hosts, run it there.
+
+Exit status:
+  0 if the job was shown, also when it ends while a terminal shows it. 1 if there is no job, several jobs and no PID, or none of its processes answers.
+  2 for an invalid command line.";
+
 /// Of `byway copy`.
 pub(crate) const COPY: &str = "\
 Examples:

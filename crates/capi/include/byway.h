@@ -356,8 +356,8 @@ int byway_dsm_allocate(const struct byway_dsm_job *job,
                        uintptr_t alignment,
                        uint8_t **address);
 
-// Names `bytes` of memory at `address`, such as an array, for `byway dsm run --report`: it shows the names of what lies on a page that several
-// processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names. Does nothing in a job without a report.
+// Names `bytes` of memory at `address`, such as an array, for `byway dsm run --report` and `byway dsm top`: they show the names of what lies on a
+// page that several processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names.
 // `BYWAY_E_RANGE` if the bytes do not lie in a segment.
 //
 // # Safety
@@ -409,7 +409,7 @@ void byway_anl_begin(void);
 uint32_t byway_anl_number(void);
 
 // Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes. `file` and `line` of the caller are its
-// name in the report of `byway dsm run --report`.
+// name in the reports of `byway dsm run --report` and `byway dsm top`.
 //
 // # Safety
 // `file` is null or a string that ends with a zero.

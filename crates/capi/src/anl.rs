@@ -150,7 +150,7 @@ pub extern "C" fn byway_anl_number() -> u32 {
 }
 
 /// Allocates shared memory of zeroes (G_MALLOC), aligned to a page if it has a page or more, else to 64 bytes. `file` and `line` of the caller are its
-/// name in the report of `byway dsm run --report`.
+/// name in the reports of `byway dsm run --report` and `byway dsm top`.
 ///
 /// # Safety
 /// `file` is null or a string that ends with a zero.

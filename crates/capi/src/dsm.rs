@@ -216,8 +216,8 @@ pub unsafe extern "C" fn byway_dsm_allocate(
     })
 }
 
-/// Names `bytes` of memory at `address`, such as an array, for `byway dsm run --report`: it shows the names of what lies on a page that several
-/// processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names. Does nothing in a job without a report.
+/// Names `bytes` of memory at `address`, such as an array, for `byway dsm run --report` and `byway dsm top`: they show the names of what lies on a
+/// page that several processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names.
 /// `BYWAY_E_RANGE` if the bytes do not lie in a segment.
 ///
 /// # Safety

@@ -1,7 +1,7 @@
 //! Programs that a job must survive, or end by name: `byway dsm run -n 2 -- trouble pin`.
 
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use byway_dsm::Job;
@@ -346,27 +346,33 @@ fn steps() -> Done {
     Ok(())
 }
 
-/// The pager's thread blocks signals whose handlers a program may have, and the program's threads do not.
+/// The status of each thread, as the kernel tells it.
+fn threads_of_process() -> Result<Vec<String>, Error> {
+    let tasks = std::fs::read_dir("/proc/self/task")?;
+    tasks.map(|task| Ok(std::fs::read_to_string(task?.path().join("status"))?)).collect()
+}
+
+/// Threads of the job's own block signals whose handlers a program may have, and the program's threads do not.
 fn signals() -> Done {
     let job = Job::join()?;
-    // The pager's thread runs, and has its name, when a fault was answered.
-    job.segment("signals", PAGE_BYTES)?.words()[0].store(1, Relaxed);
-    let counter = AtomicU64::new(0);
-    for task in std::fs::read_dir("/proc/self/task")? {
-        let task = task?.path();
-        let status = std::fs::read_to_string(task.join("status"))?;
+    let is_own =
+        |status: &String| ["pager", "teller"].iter().any(|name| status.starts_with(&format!("Name:\tdsm-{name}\n")));
+    // A thread has its name when it runs.
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while threads_of_process()?.iter().filter(|status| is_own(status)).count() != 2 {
+        if Instant::now() > deadline {
+            return Err("there is no pager, or none that tells".into());
+        }
+        std::thread::yield_now();
+    }
+    for status in threads_of_process()? {
         let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).unwrap_or_default();
         let blocked = u64::from_str_radix(blocked.trim(), 16)?;
-        let is_pager = status.starts_with("Name:\tdsm-pager\n");
-        counter.fetch_add(u64::from(is_pager), Relaxed);
         for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGALRM, libc::SIGUSR1, libc::SIGCHLD, libc::SIGPROF] {
-            if (blocked >> (signal - 1) & 1 == 1) != is_pager {
-                return Err(format!("{}: signals {blocked:#x} are blocked", task.display()).into());
+            if (blocked >> (signal - 1) & 1 == 1) != is_own(&status) {
+                return Err(format!("signals {blocked:#x} are blocked in {status}").into());
             }
         }
-    }
-    if counter.load(Relaxed) != 1 {
-        return Err("there is no pager".into());
     }
     Ok(job.finish()?)
 }

@@ -18,9 +18,9 @@ use crate::checkpoint::{self, Checkpoints, Manifest};
 use crate::drive::Drive;
 use crate::environment::Environment;
 use crate::join::{JoinError, join, remove_folder};
-use crate::limits::{AREA_ADDRESS, PAGE_BYTES};
+use crate::limits::{AREA_ADDRESS, PAGE_BYTES, REPORT_PAGES_TOLD_MAX};
 use crate::pager::Pager;
-use crate::report;
+use crate::report::{self, teller::Teller};
 use crate::sessions::Sessions;
 
 /// Where the job itself meets, apart from its end: when all have joined, and at checkpoints.
@@ -91,6 +91,8 @@ pub struct Job {
     segments: Mutex<Vec<Range<usize>>>,
     checkpoints: Option<Checkpoints>,
     pager: Mutex<Option<JoinHandle<()>>>,
+    /// None where the kernel has refused its socket: `byway dsm top` knows nothing of this process then.
+    teller: Mutex<Option<Teller>>,
 }
 
 impl Job {
@@ -123,7 +125,8 @@ impl Job {
         let place = environment.checkpoint.as_ref();
         let checkpoints =
             place.map(|place| Checkpoints::new(place.folder.clone(), consistency, pages, resumed.as_ref()));
-        let job = Self { rank, ranks, drive, area, segments: Mutex::default(), checkpoints, pager };
+        let teller = Mutex::new(Teller::start(&drive).ok());
+        let job = Self { rank, ranks, drive, area, segments: Mutex::default(), checkpoints, pager, teller };
         // Until then a rank could be named to one that has no session with it yet.
         let _ = job.meet_of_job();
         remove_folder(&environment);
@@ -272,8 +275,8 @@ impl Job {
         Ok(())
     }
 
-    /// Names bytes of a segment, such as an array, for `byway dsm run --report`: it shows the names of what lies on a page that several processes
-    /// store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names. Does nothing in a job without a report.
+    /// Names bytes of a segment, such as an array, for `byway dsm run --report` and `byway dsm top`: they show the names of what lies on a page that
+    /// several processes store to. Of a name the last 48 bytes are kept, and of a process the first 1,024 names.
     ///
     /// # Errors
     /// `Range`: the bytes do not lie in the segment.
@@ -303,8 +306,8 @@ impl Job {
     /// None that the program could mend.
     pub fn finish(self) -> Result<(), CallError> {
         self.meet(BARRIER_FINISHED)?;
-        if let Some(lines) = self.drive.tell(|pager| pager.report()).flatten() {
-            report::tell(&lines);
+        if let Some(counted) = self.drive.tell(Pager::report).flatten() {
+            report::tell(&counted.lines(REPORT_PAGES_TOLD_MAX));
         }
         self.end(true);
         Ok(())
@@ -325,7 +328,9 @@ impl Job {
 
     fn end(&self, says_so: bool) {
         let pager = self.pager.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let teller = self.teller.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(pager) = pager.filter(|_| !self.drive.is_of_parent()) {
+            teller.into_iter().for_each(Teller::end);
             self.drive.end(says_so);
             let _ = pager.join();
         }

@@ -35,6 +35,7 @@ use crate::environment::{
 };
 use crate::limits::{AREA_BYTES_DEFAULT, END_TIME_MAX, KEEP_ALIVE_DEFAULT, OUTPUT_TIME_MAX, PAGE_BYTES};
 pub use crate::report::JobReport;
+pub use crate::report::live::{LiveJob, LiveLook, LiveRates, live_jobs};
 
 /// What to start.
 #[derive(Clone, Debug)]

@@ -46,6 +46,7 @@ pub mod limits;
 mod names;
 mod pager;
 mod prepared;
+mod processes;
 mod report;
 mod sessions;
 mod spin;

@@ -85,6 +85,21 @@ pub const REPORT_NAMES_SHOWN: usize = 3;
 /// Bytes of a report that are written at a time: a pipe takes as many whole.
 pub const REPORT_CHUNK_BYTES: usize = 4096;
 
+/// Pages that a process tells `byway dsm top` of: those with the most faults.
+pub const LIVE_PAGES_TOLD_MAX: usize = 256;
+
+/// Bytes that a process tells at most: 256 segments and 1,024 names have some 400 KiB.
+pub const LIVE_ANSWER_BYTES_MAX: u64 = 1 << 20;
+
+/// How long a process may take to tell, and the one that asks to read.
+pub const LIVE_TIME_MAX: Duration = Duration::from_secs(1);
+
+/// Processes that wait until they are told; a further one waits to connect.
+pub const LIVE_BACKLOG: i32 = 16;
+
+/// The pause before a process takes the next one that asks, when it has no descriptor left.
+pub const LIVE_ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Bytes of a checkpoint that are written, or read, at a time.
 pub const CHECKPOINT_BUFFER_BYTES: usize = 1 << 20;
 

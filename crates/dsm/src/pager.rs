@@ -24,7 +24,7 @@ use crate::call::Call;
 use crate::drive::bell;
 use crate::environment::Environment;
 use crate::limits::{AREA_ADDRESS, LEAVE_TIME_MAX, PAGE_BYTES, PIN_PAUSE, PIN_TIME_MAX};
-use crate::report::Tally;
+use crate::report::{Counted, Tally};
 use crate::sessions::{Incoming, Sessions};
 use crate::spin::Spin;
 
@@ -60,8 +60,9 @@ pub(crate) struct Pager {
     /// When the pager's thread looks at the time again, at the latest.
     looks_at: byway_reactor::Instant,
     ending: Option<Ending>,
-    /// Kept if the job makes a report.
-    tally: Option<Tally>,
+    tally: Tally,
+    /// What it has counted is told at the end.
+    reports: bool,
 }
 
 /// How the pager ends.
@@ -113,7 +114,8 @@ impl Pager {
             listens: false,
             looks_at: byway_reactor::Instant::ZERO,
             ending: None,
-            tally: reports.then(|| Tally::new(ranks)),
+            tally: Tally::new(ranks, reports),
+            reports,
         })
     }
 
@@ -140,16 +142,20 @@ impl Pager {
         Counters { pin_waits: self.pinned.waits(), ..self.machine.counters() }
     }
 
-    /// Names the bytes at these addresses in the report, if the job makes one.
+    /// Names the bytes at these addresses in reports.
     pub(crate) fn name(&mut self, bytes: Range<usize>, name: &str) {
-        if let Some(tally) = &mut self.tally {
-            tally.name(bytes, name);
-        }
+        self.tally.name(bytes, name);
     }
 
-    /// The lines of this process's report, if the job makes one.
-    pub(crate) fn report(&self) -> Option<Vec<String>> {
-        self.tally.as_ref().map(|tally| tally.lines(&self.counters(), &self.machine.segments()))
+    /// What this process has counted, if the job makes a report.
+    pub(crate) fn report(&mut self) -> Option<Counted> {
+        self.reports.then(|| self.look_at_tally())
+    }
+
+    /// What this process has counted, from the first call on if the job makes no report.
+    pub(crate) fn look_at_tally(&mut self) -> Counted {
+        self.tally.begin();
+        self.tally.counted(self.counters(), self.machine.segments())
     }
 
     /// The pages whose home this rank is; at rank 0 all segments.
@@ -298,7 +304,7 @@ impl Pager {
                 self.die(&format!("the page at {:#x}: {}", address(page), TakeError::Dropped));
             }
             self.faulted.insert(page);
-            if let Some(tally) = &mut self.tally {
+            if let Some(tally) = self.tally.counting() {
                 tally.fault(page, mode, Instant::now());
             }
             self.machine.fault(page, mode);

@@ -1,7 +1,11 @@
 //! `byway dsm run --report`: each process counts faults by page, and messages by process, and tells its launcher at the end of the job.
+//! [`byway dsm top`](live) asks for the same while the job runs.
 //!
 //! A process tells it in lines of standard error, which come from every host to the launcher: [`MARK`], the kind of the line, and numbers. The
 //! launcher gives them to [`JobReport`], and nothing of them to its user's terminal.
+
+pub(crate) mod live;
+pub(crate) mod teller;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::{Display, Formatter};
@@ -13,7 +17,6 @@ use byway_service::dsm::{Counters, Page, PlacedSegment, Rank};
 
 use crate::limits::{
     AREA_ADDRESS, PAGE_BYTES, REPORT_CHUNK_BYTES, REPORT_NAMES_SHOWN, REPORT_PAGES_COUNTED_MAX, REPORT_PAGES_SHOWN,
-    REPORT_PAGES_TOLD_MAX,
 };
 use crate::names::Names;
 
@@ -51,6 +54,8 @@ struct Sent {
 /// What a process counts.
 #[derive(Debug)]
 pub(crate) struct Tally {
+    /// From the beginning for a report at the end, else since the first look of `byway dsm top`. Names are kept always.
+    is_counting: bool,
     pages: HashMap<Page, Faults>,
     /// Of pages beyond [`REPORT_PAGES_COUNTED_MAX`].
     others: Faults,
@@ -61,9 +66,20 @@ pub(crate) struct Tally {
 }
 
 impl Tally {
-    pub(crate) fn new(ranks: u8) -> Self {
-        let sent = vec![Sent::default(); usize::from(ranks)];
-        Self { pages: HashMap::new(), others: Faults::default(), waits: HashMap::new(), sent, names: Names::default() }
+    pub(crate) fn new(ranks: u8, is_counting: bool) -> Self {
+        let (sent, names) = (vec![Sent::default(); usize::from(ranks)], Names::default());
+        let (pages, others, waits) = (HashMap::new(), Faults::default(), HashMap::new());
+        Self { is_counting, pages, others, waits, sent, names }
+    }
+
+    /// Counts from now on, if it has not before.
+    pub(crate) fn begin(&mut self) {
+        self.is_counting = true;
+    }
+
+    /// This, if it counts.
+    pub(crate) fn counting(&mut self) -> Option<&mut Self> {
+        self.is_counting.then_some(self)
     }
 
     /// The program has named the bytes at these addresses.
@@ -104,10 +120,30 @@ impl Tally {
         sent.bytes += bytes as u64;
     }
 
-    /// The lines of the report: of the pages, the [`REPORT_PAGES_TOLD_MAX`] with the most faults.
-    pub(crate) fn lines(&self, counters: &Counters, segments: &[PlacedSegment]) -> Vec<String> {
+    /// What it has counted until now.
+    pub(crate) fn counted(&self, counters: Counters, segments: Vec<PlacedSegment>) -> Counted {
+        let pages = self.pages.iter().map(|(page, faults)| (*page, *faults)).collect();
+        let names = self.names.numbers().collect();
+        Counted { others: self.others, pages, sent: self.sent.clone(), names, counters, segments }
+    }
+}
+
+/// What a process has counted until some moment.
+pub(crate) struct Counted {
+    others: Faults,
+    pages: Vec<(Page, Faults)>,
+    sent: Vec<Sent>,
+    /// Numbers of [`Names`].
+    names: Vec<Vec<u64>>,
+    counters: Counters,
+    segments: Vec<PlacedSegment>,
+}
+
+impl Counted {
+    /// The lines of the report: of the pages, at most so many, those with the most faults.
+    pub(crate) fn lines(mut self, pages_max: usize) -> Vec<String> {
         let mut all = self.others;
-        for faults in self.pages.values() {
+        for (_, faults) in &self.pages {
             all.add(*faults);
         }
         let line = |kind: &str, numbers: &[u64]| {
@@ -115,19 +151,18 @@ impl Tally {
             format!("{MARK}{kind} {}\n", numbers.join(" "))
         };
         let numbers = |faults: &Faults| [faults.reads, faults.writes, faults.time.as_nanos() as u64];
-        let Counters { pages_received, pages_sent, invalidations, .. } = *counters;
+        let Counters { pages_received, pages_sent, invalidations, .. } = self.counters;
         let mut lines = vec![line("all", &[&numbers(&all)[..], &[pages_received, pages_sent, invalidations]].concat())];
         let sent = self.sent.iter().enumerate().filter(|(_, sent)| sent.messages > 0);
         lines.extend(sent.map(|(to, sent)| line("sent", &[to as u64, sent.messages, sent.bytes])));
-        for PlacedSegment { name, first, pages } in segments {
+        for PlacedSegment { name, first, pages } in &self.segments {
             let name: Vec<u64> = name.iter().map(|byte| u64::from(*byte)).collect();
             lines.push(line("segment", &[&[u64::from(*first), *pages][..], &name].concat()));
         }
-        lines.extend(self.names.numbers().map(|numbers| line("name", &numbers)));
-        let mut pages: Vec<_> = self.pages.iter().collect();
-        pages.sort_unstable_by_key(|(page, faults)| (std::cmp::Reverse(faults.count()), **page));
-        let told = pages.iter().take(REPORT_PAGES_TOLD_MAX);
-        lines.extend(told.map(|(page, faults)| line("page", &[&[u64::from(**page)][..], &numbers(faults)].concat())));
+        lines.extend(self.names.iter().map(|numbers| line("name", numbers)));
+        self.pages.sort_unstable_by_key(|(page, faults)| (std::cmp::Reverse(faults.count()), *page));
+        let told = self.pages.iter().take(pages_max);
+        lines.extend(told.map(|(page, faults)| line("page", &[&[u64::from(*page)][..], &numbers(faults)].concat())));
         lines
     }
 }
@@ -278,6 +313,13 @@ impl Display for JobReport {
                 writeln!(out, "{from:>4} -> {to:<4}  {messages:>9}  {bytes:>12}")?;
             }
         }
+        self.show_pages(out)
+    }
+}
+
+impl JobReport {
+    /// The pages to which several processes have stored.
+    fn show_pages(&self, out: &mut Formatter<'_>) -> std::fmt::Result {
         let shared = self.shared_pages();
         if shared.is_empty() {
             return writeln!(out, "no page had stores of several processes that waited");
@@ -297,10 +339,11 @@ impl Display for JobReport {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limits::REPORT_PAGES_TOLD_MAX;
 
     fn told(report: &mut JobReport, rank: usize, tally: &Tally, segments: &[PlacedSegment]) {
         let counters = Counters { pages_received: 5, pages_sent: 6, invalidations: 7, ..Counters::default() };
-        for line in tally.lines(&counters, segments) {
+        for line in tally.counted(counters, segments.to_vec()).lines(REPORT_PAGES_TOLD_MAX) {
             assert_eq!(report.take(rank, line.trim_end_matches('\n').as_bytes()), None);
         }
     }
@@ -310,7 +353,7 @@ mod tests {
         let (mut report, now) = (JobReport::new(3), Instant::now());
         let segments = [PlacedSegment { name: b"grid".to_vec(), first: 10, pages: 4 }];
         for rank in 0..2 {
-            let mut tally = Tally::new(3);
+            let mut tally = Tally::new(3, true);
             tally.fault(12, Mode::Write, now);
             tally.fault(12, Mode::Read, now + Duration::from_secs(1));
             tally.served(12, now + Duration::from_secs(2));
@@ -349,13 +392,13 @@ mod tests {
 
     #[test]
     fn pages_beyond_the_bound_are_counted_together() {
-        let (mut tally, now) = (Tally::new(1), Instant::now());
+        let (mut tally, now) = (Tally::new(1, true), Instant::now());
         for page in 0..REPORT_PAGES_COUNTED_MAX as Page + 3 {
             tally.fault(page, Mode::Read, now);
             tally.served(page, now);
         }
         assert_eq!((tally.pages.len(), tally.others.reads), (REPORT_PAGES_COUNTED_MAX, 3));
-        let lines = tally.lines(&Counters::default(), &[]);
+        let lines = tally.counted(Counters::default(), Vec::new()).lines(REPORT_PAGES_TOLD_MAX);
         assert_eq!(lines.len(), 1 + REPORT_PAGES_TOLD_MAX);
         assert!(lines[0].contains(&format!("all {} 0 ", REPORT_PAGES_COUNTED_MAX + 3)), "{}", lines[0]);
     }

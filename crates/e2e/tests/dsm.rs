@@ -1,11 +1,14 @@
-//! `byway dsm run`: rank prefixes of the output, exit status, signals. `crates/dsm/tests/jobs.rs` tests the memory of jobs.
+//! `byway dsm run`: rank prefixes of the output, exit status, signals; `byway dsm top`. `crates/dsm/tests/jobs.rs` tests the memory of jobs.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use byway_e2e::binary;
+use byway_e2e::far::compiled_with_byway;
+use byway_e2e::{LIMIT, binary, run_well, until};
+use byway_reactor::userfault::{Features, Userfault};
+use byway_skip::{SkipReason, skip_this};
 use rustix::process::{Pid, Signal, kill_process};
 
 fn run(n: &str, script: &str) -> Output {
@@ -147,6 +150,64 @@ fn a_job_is_suspended_and_goes_on_as_a_whole() {
     }
     kill_process(launcher, Signal::TERM).unwrap();
     assert_eq!(job.0.wait().unwrap().code(), Some(130));
+}
+
+/// Two processes store to words of one page again and again.
+const STORES: &str = r#"#define _DEFAULT_SOURCE
+#include <stdio.h>
+#include <unistd.h>
+#include "byway.h"
+
+int main(void) {
+    struct byway_dsm_job *job;
+    uint8_t *at;
+    if (byway_dsm_init(&job) < 0 || byway_dsm_segment(job, "counters", 4096, &at) < 0) return 1;
+    volatile uint64_t *counter = (volatile uint64_t *)at + byway_dsm_rank(job);
+    if (byway_dsm_name(job, at, 16, "both") < 0 || byway_dsm_barrier(job, 0) < 0) return 1;
+    printf("%d\n", (int)getpid());
+    fflush(stdout);
+    for (;;) {
+        *counter += 1;
+        usleep(1000);
+    }
+}
+"#;
+
+#[test]
+fn a_running_job_is_shown_with_its_faults_and_the_page_to_which_its_processes_store() {
+    if Userfault::open(Features::WRITE_PROTECT.and(Features::MOVE), true).is_err() {
+        let why = "the kernel refuses userfaultfd with write protection and moves of pages";
+        return skip_this(SkipReason::Machine(why));
+    }
+    let folder = Arc::new(tempfile::tempdir().unwrap());
+    let source = folder.path().join("stores.c");
+    std::fs::write(&source, STORES).unwrap();
+    let Some(program) = compiled_with_byway(&source, folder.path()) else { return };
+    let mut command = Command::new(binary());
+    command.args(["dsm", "run", "-n", "2", "--"]).arg(program).stdout(Stdio::piped());
+    let mut job = Launcher(command.spawn().unwrap(), folder);
+    let ranks = pids(&mut job);
+    for process in [job.0.id().to_string(), ranks[0].to_string()] {
+        until(Instant::now() + LIMIT, "faults of both processes", || {
+            let text = run_well(&binary(), &["dsm", "top", &process]);
+            assert!(text.starts_with("2 of 2 processes of the job answer; rates of the last "), "{text}");
+            let rows = text.lines().skip(2).take(2);
+            let faults = rows.map(|row| {
+                let words: Vec<u64> = row.split_whitespace().take(4).map(|word| word.parse().unwrap()).collect();
+                assert!(ranks.contains(&(words[1] as i32)), "{text}");
+                words[2] + words[3]
+            });
+            let all_fault = faults.filter(|faults| *faults > 0).count() == 2;
+            (all_fault && text.contains("  0,1        counters+0x0  both\n")).then_some(())
+        });
+    }
+    job.0.kill().unwrap();
+    job.0.wait().unwrap();
+    let ended = job.0.id().to_string();
+    let refused = Command::new(binary()).args(["dsm", "top", &ended]).output().unwrap();
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("process {ended} is not of a job of byway dsm run")), "{said}");
 }
 
 #[test]

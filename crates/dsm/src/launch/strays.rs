@@ -1,8 +1,8 @@
 //! Processes of a job that have left its process groups, as daemons do: the environment tells whose they are.
 
-use std::path::Path;
-
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use crate::processes;
 
 /// Looks for processes that those of the first look started meanwhile.
 const LOOKS_MAX: usize = 4;
@@ -19,17 +19,15 @@ pub(super) fn kill_strays(variables: &[(&str, &str)]) {
 
 /// How many it killed.
 fn kill_once(wanted: &[String]) -> usize {
-    let Ok(processes) = std::fs::read_dir("/proc") else { return 0 };
-    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let kill = |pid: i32| {
         // Before the look: the number may become another process's.
         let process = pidfd_open(Pid::from_raw(pid)?, PidfdFlags::empty()).ok()?;
-        let environment = std::fs::read(Path::new("/proc").join(pid.to_string()).join("environ")).ok()?;
+        let environment = processes::environment(pid)?;
         let has = |wanted: &String| environment.split(|byte| *byte == 0).any(|word| word == wanted.as_bytes());
         if !wanted.iter().all(has) {
             return None;
         }
         pidfd_send_signal(process, Signal::KILL).ok()
     };
-    pids.filter_map(kill).count()
+    processes::numbers().filter_map(kill).count()
 }

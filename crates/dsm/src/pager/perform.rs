@@ -98,7 +98,7 @@ impl Pager {
     }
 
     fn send_away(&mut self, to: Rank, message: Message, payload: Vec<u8>) {
-        if let Some(tally) = &mut self.tally {
+        if let Some(tally) = self.tally.counting() {
             tally.sent(to, payload.len());
         }
         self.sessions.send(to, message, payload);
@@ -107,7 +107,7 @@ impl Pager {
     /// The program has a page for which it may have waited.
     pub(super) fn served(&mut self, page: Page) {
         self.faulted.remove(&page);
-        if let Some(tally) = &mut self.tally {
+        if let Some(tally) = self.tally.counting() {
             tally.served(page, Instant::now());
         }
     }
