@@ -1,7 +1,7 @@
 //! The result of a worker's call.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use byway_reactor::OpenFile;
 use rustix::io::Errno;
@@ -37,10 +37,11 @@ pub(super) struct Listed {
 }
 
 /// An open directory of a share. The kernel tells a failed write-back once to each descriptor that was open before: so a client has its
-/// own, from its attach on.
+/// own, from its attach on. The answer that tells the client may be lost with its session, so what failed once fails from then on.
 #[derive(Debug)]
 pub(super) struct SyncPoint {
     fd: OwnedFd,
+    failed: OnceLock<Errno>,
     _counted: Counted,
 }
 
@@ -49,15 +50,22 @@ impl SyncPoint {
     pub(super) fn open(root: &OwnedFd) -> Option<Self> {
         let counted = Counted::take()?;
         let fd = open_directory(root.as_fd()).ok()?;
-        Some(Self { fd, _counted: counted })
+        Some(Self { fd, failed: OnceLock::new(), _counted: counted })
     }
 
     /// Makes durable what the file system has.
     ///
     /// # Errors
-    /// Of the file system; data that any client has written may be lost then.
+    /// Of the file system, of this sync or of an earlier one; data that any client has written may be lost then.
     pub(super) fn sync(&self) -> Result<(), Errno> {
-        if cfg!(feature = "drop-flushes") { Ok(()) } else { rustix::fs::syncfs(&self.fd) }
+        self.note(if cfg!(feature = "drop-flushes") { Ok(()) } else { rustix::fs::syncfs(&self.fd) })
+    }
+
+    fn note(&self, synced: Result<(), Errno>) -> Result<(), Errno> {
+        if let Err(error) = synced {
+            let _ = self.failed.set(error);
+        }
+        self.failed.get().map_or(Ok(()), |error| Err(*error))
     }
 }
 
@@ -91,4 +99,22 @@ pub(super) enum Outcome {
     Kept(Vec<(Listed, OpenMark)>),
     /// Nothing was done: leases on these files stand against it.
     Stands(Vec<FileId>, Arc<Named>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel tells a failure once, and the answer that tells it may be lost.
+    #[test]
+    fn a_sync_that_failed_once_fails_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = OwnedFd::from(std::fs::File::open(folder.path()).unwrap());
+        let point = SyncPoint::open(&root).unwrap();
+        assert_eq!(point.note(Ok(())), Ok(()));
+        assert_eq!(point.note(Err(Errno::IO)), Err(Errno::IO));
+        assert_eq!(point.note(Ok(())), Err(Errno::IO));
+        let other = SyncPoint::open(&root).unwrap();
+        assert_eq!(other.note(Ok(())), Ok(()), "a client that has come since then has lost nothing");
+    }
 }
