@@ -170,6 +170,10 @@ pub const FILE_JOBS_MAX: usize = 4096;
 /// Threads of one loop for calls on files that may block.
 pub const FILE_WORKERS_MAX: usize = 8;
 
+/// Of these, threads that sync file systems at a time, each another one. A sync may take minutes, or hang with its disk.
+pub const FILE_SYNCS_MAX: usize = 4;
+const _: () = assert!(FILE_SYNCS_MAX < FILE_WORKERS_MAX);
+
 /// The longest read, write or listing of one call, in bytes: a frame.
 pub const FILE_TRANSFER_MAX: usize = byway_reactor::limits::FRAME_BYTES_MAX;
 

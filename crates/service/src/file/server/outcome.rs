@@ -41,6 +41,7 @@ pub(super) struct Listed {
 #[derive(Debug)]
 pub(super) struct SyncPoint {
     fd: OwnedFd,
+    device: u64,
     failed: OnceLock<Errno>,
     _counted: Counted,
 }
@@ -50,7 +51,13 @@ impl SyncPoint {
     pub(super) fn open(root: &OwnedFd) -> Option<Self> {
         let counted = Counted::take()?;
         let fd = open_directory(root.as_fd()).ok()?;
-        Some(Self { fd, failed: OnceLock::new(), _counted: counted })
+        let device = rustix::fs::fstat(&fd).ok()?.st_dev;
+        Some(Self { fd, device, failed: OnceLock::new(), _counted: counted })
+    }
+
+    /// The number of the file system's device.
+    pub(super) fn device(&self) -> u64 {
+        self.device
     }
 
     /// Makes durable what the file system has.

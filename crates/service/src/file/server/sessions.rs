@@ -222,6 +222,7 @@ impl Shares {
             self.end(at, request, Err(Errno::INTR.into()));
         }
         self.leave_line(at, session);
+        self.leave_syncs(at, session);
         self.ended(at, session);
     }
 
