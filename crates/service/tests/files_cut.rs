@@ -44,6 +44,18 @@ fn lose_the_answer<T: Send>(cable: &Cable, call: impl FnOnce() -> T + Send, mut 
     })
 }
 
+#[test]
+fn a_client_that_waits_for_no_server_has_it_back_too() {
+    let below = tempfile::tempdir().unwrap();
+    let server = Server::start(tcp(), vec![share(below.path(), Users::Owner, false)]);
+    let cable = Cable::to(&server.at);
+    let options = ClientOptions { lost_after: Duration::ZERO, ..ClientOptions::new(cable.at.clone(), "share") };
+    let client = Client::connect(options).unwrap();
+    cable.cut();
+    until("its next session", || client.attributes(ME, ROOT, None).is_ok());
+    assert_eq!(client.report().reconnects, 1);
+}
+
 fn len(path: &Path) -> u64 {
     std::fs::metadata(path).map_or(0, |metadata| metadata.len())
 }

@@ -208,7 +208,7 @@ impl ServerConnection {
             if let Some(live) = state.live {
                 return Ok(live);
             }
-            if state.suspended || self.left(self.lost_after).is_zero() {
+            if state.suspended || self.has_reached_end() {
                 return Err(Failure::Lost);
             }
             let lost = *state.lost.get_or_insert_with(Instant::now);
