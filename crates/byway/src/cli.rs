@@ -305,19 +305,19 @@ pub fn run() -> ExitCode {
     })
 }
 
-/// `mount.byway` and `umount.fuse.byway`: goes on as `byway mount` or `byway umount`.
+/// `mount.byway` and `umount.fuse.byway`: does it by `byway mount` or `byway umount`.
 fn help_mount(helper: Helper, words: std::env::ArgsOs) -> ExitCode {
     match mount::helper::run(helper, words) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             output::note(harmless(&error.to_string()));
-            ExitCode::FAILURE
+            ExitCode::from(error.status())
         }
     }
 }
 
 /// As clap ends the program.
-const WRONG_COMMAND_LINE: u8 = 2;
+pub(crate) const WRONG_COMMAND_LINE: u8 = 2;
 
 /// Whether another command line mends an error. What a configuration file (`has_file`) has a part in may be the file's fault.
 fn is_command_line(error: &(dyn std::error::Error + 'static), has_file: bool) -> bool {

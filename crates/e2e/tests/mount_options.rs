@@ -88,7 +88,13 @@ fn mount_calls_its_helper_also_for_fstab() {
     }
     let refused = run(&mount, &["-t", "byway", &rig.unix(), text, "-o", "data=journal"]);
     let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("unknown mount option `data=journal`"), "{said}");
+    assert!(refused.status.code() == Some(1) && said.contains("unknown mount option `data=journal`"), "{said}");
+    // As mount(8) ends where the kernel refuses a mount.
+    let failed = run(&mount, &["-t", "byway", &rig.unix().replace("share?", "other?"), text]);
+    let said = String::from_utf8_lossy(&failed.stderr);
+    assert!(failed.status.code() == Some(32) && said.contains("no share has that name"), "{:?}: {said}", failed.status);
+    let wrong = run(&mount, &["-t", "byway", "tcp://host/share", text]);
+    assert_eq!(wrong.status.code(), Some(1), "{}", String::from_utf8_lossy(&wrong.stderr));
 }
 
 #[test]

@@ -5,13 +5,21 @@ use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitCode};
+
+use crate::cli::WRONG_COMMAND_LINE;
 
 /// The name by which mount(8) looks for a helper.
 const MOUNT: &str = "mount.byway";
 
 /// That of umount(8), which has the kernel's type of the mount.
 const UMOUNT: &str = "umount.fuse.byway";
+
+/// How mount(8) ends, which passes on the status of its helper: for a wrong command line, if no process can be started, and if the mount
+/// fails.
+const USAGE: u8 = 1;
+const SYSTEM: u8 = 2;
+const MOUNT_FAILED: u8 = 32;
 
 /// Options of mount(8) itself, and those that hold for each mount of a share.
 const IGNORED: [&str; 22] = [
@@ -74,6 +82,16 @@ pub enum HelperError {
     Start(io::Error),
 }
 
+impl HelperError {
+    /// The status with which the helper ends.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Self::Usage | Self::UmountUsage | Self::Option(_) | Self::Privilege(_) => USAGE,
+            Self::Start(_) => SYSTEM,
+        }
+    }
+}
+
 /// A helper as which the program was called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Helper {
@@ -92,15 +110,17 @@ pub(crate) fn called(name: Option<&OsStr>) -> Option<Helper> {
         .map(|(_, helper)| helper)
 }
 
-/// Becomes what these arguments of mount(8) or umount(8), without the program's name, stand for. Returns if there is nothing to do.
+/// Does what these arguments of mount(8) or umount(8), without the program's name, stand for. For umount(8) this process becomes another
+/// program.
 ///
 /// # Errors
 /// See [`HelperError`].
-pub(crate) fn run(helper: Helper, arguments: impl Iterator<Item = OsString>) -> Result<(), HelperError> {
+pub(crate) fn run(helper: Helper, arguments: impl Iterator<Item = OsString>) -> Result<ExitCode, HelperError> {
     let mut command = match helper {
         Helper::Mount => {
-            let Some(arguments) = translate(arguments)? else { return Ok(()) };
-            this_program(arguments)?
+            let Some(arguments) = translate(arguments)? else { return Ok(ExitCode::SUCCESS) };
+            let ended = this_program(arguments)?.status().map_err(HelperError::Start)?;
+            return Ok(ExitCode::from(status_of_mount(ended.code())));
         }
         Helper::Umount => match translate_umount(arguments)? {
             Umount::Byway(arguments) => this_program(arguments)?,
@@ -112,6 +132,15 @@ pub(crate) fn run(helper: Helper, arguments: impl Iterator<Item = OsString>) -> 
         },
     };
     Err(HelperError::Start(command.exec()))
+}
+
+/// The status of mount(8) for that of `byway mount`, which has none if a signal has ended it.
+fn status_of_mount(code: Option<i32>) -> u8 {
+    match code {
+        Some(0) => 0,
+        Some(code) if code == i32::from(WRONG_COMMAND_LINE) => USAGE,
+        _ => MOUNT_FAILED,
+    }
 }
 
 fn this_program(arguments: Vec<OsString>) -> Result<Command, HelperError> {
@@ -251,6 +280,13 @@ mod tests {
         for refused in ["/mnt /more", "-l", "/mnt -N"] {
             assert!(matches!(translated(refused), Err(HelperError::UmountUsage)), "{refused}");
         }
+    }
+
+    #[test]
+    fn a_helper_ends_as_mount_does() {
+        assert_eq!([Some(0), Some(1), Some(2), None].map(status_of_mount), [0, 32, 1, 32]);
+        assert_eq!(HelperError::Option("sync".to_owned()).status(), 1);
+        assert_eq!(HelperError::Start(io::ErrorKind::OutOfMemory.into()).status(), 2);
     }
 
     #[test]
