@@ -13,7 +13,6 @@
 mod children;
 mod fills;
 pub mod keeper;
-mod latency;
 mod maps;
 mod page_merging;
 mod process;
@@ -21,6 +20,7 @@ mod programs;
 mod status;
 mod store;
 mod thrashing;
+mod unanswered;
 mod unpaged;
 mod waiting;
 
@@ -44,8 +44,6 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, 
 use rustix::process::{Resource, getrlimit};
 
 use self::fills::{FILL_PAGES_MAX, Fill};
-pub use self::latency::Latencies;
-use self::latency::Waits;
 use self::maps::Candidate;
 pub(crate) use self::page_merging::PageMerging;
 use self::process::{Helped, Process};
@@ -53,8 +51,10 @@ use self::status::Rates;
 pub use self::status::{FarStatus, LenderShare, ask};
 pub(crate) use self::store::{Store, spill_to};
 use self::thrashing::Thrashing;
+use self::unanswered::Waits;
 use self::unpaged::Unpaged;
 pub(crate) use self::waiting::Spin;
+use crate::latencies::Latencies;
 use crate::limits::{FAR_BUDGET_PAGES_MIN, FAR_FRAMES};
 
 /// How often the programs' memory is looked at.

@@ -7,6 +7,7 @@ pub mod far_memory;
 pub mod fault;
 pub mod fuse;
 pub mod http;
+pub mod latencies;
 pub mod limits;
 pub mod loop_device;
 pub mod nbd;

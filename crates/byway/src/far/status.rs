@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
 use byway_frontend::fault::keeper::descendants;
-use byway_frontend::fault::{FarStatus, Latencies, ask};
+use byway_frontend::fault::{FarStatus, ask};
+use byway_frontend::latencies::Latencies;
 use byway_reactor::userfault::helper::SOCKET_VARIABLE;
 use rustix::process::Pid;
 
@@ -89,7 +90,7 @@ pub(crate) fn print(out: &mut impl Write, status: &FarStatus) -> std::io::Result
     Ok(())
 }
 
-/// Half of the waits, and nearly all.
+/// Half of some waits or calls, and nearly all.
 pub(crate) fn percentiles(latencies: &Latencies) -> Option<String> {
     let [half, most] = [50, 99].map(|percent| latencies.percentile_us(percent));
     Some(format!("50 % at most {} us, 99 % at most {} us", half?, most?))

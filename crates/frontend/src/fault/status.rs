@@ -8,8 +8,8 @@ use byway_service::memory::pool::Class;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recv, send};
 use serde::{Deserialize, Serialize};
 
-use super::latency::Latencies;
 use super::{FarJob, thrashing};
+use crate::latencies::Latencies;
 use crate::limits::FAR_STATUS_BYTES_MAX;
 
 /// How long a job may take to answer.

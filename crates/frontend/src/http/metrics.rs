@@ -1,19 +1,18 @@
-//! A snapshot as Prometheus text (exposition format 0.0.4), written by hand: it is a page of lines.
+//! A snapshot as Prometheus text.
 
 use std::collections::BTreeMap;
-use std::fmt::Write;
-use std::time::Duration;
 
 use byway_fabric::Stall;
 use byway_fabric::feedback::{Delays, Histogram};
 
+use super::page::{Each, Page};
 use super::snapshot::{
     BorrowerSnapshot, FrontendSnapshot, LendingSnapshot, PeerSnapshot, ShareSnapshot, Snapshot, VolumeSnapshot,
 };
 
 /// Writes all metrics. Names start with `byway_`, end with their unit, and counters with `_total`.
 pub fn render(snapshot: &Snapshot) -> String {
-    let mut page = Page(String::with_capacity(8 << 10));
+    let mut page = Page::default();
     node(&mut page, snapshot);
     moved(&mut page, snapshot);
     frontends(&mut page, &snapshot.frontends);
@@ -22,7 +21,7 @@ pub fn render(snapshot: &Snapshot) -> String {
     snapshot.lending.iter().for_each(|lending| lent(&mut page, lending));
     delays(&mut page, &snapshot.delays);
     peers(&mut page, &snapshot.peers);
-    page.0
+    page.into_text()
 }
 
 fn node(page: &mut Page, node: &Snapshot) {
@@ -106,9 +105,6 @@ fn moved(page: &mut Page, node: &Snapshot) {
         page.line(name, &[], value);
     }
 }
-
-/// Name, type, help and value of a metric that each of some things has.
-type Each<T> = (&'static str, &'static str, &'static str, fn(&T) -> u64);
 
 fn frontends(page: &mut Page, frontends: &[FrontendSnapshot]) {
     let all: [Each<FrontendSnapshot>; 4] = [
@@ -294,50 +290,6 @@ fn peers(page: &mut Page, peers: &[PeerSnapshot]) {
         for peer in peers {
             if let Some(value) = value(peer) {
                 page.line(name, &[("peer", &peer.peer)], value);
-            }
-        }
-    }
-}
-
-struct Page(String);
-
-// Writing to a string does not fail.
-impl Page {
-    fn head(&mut self, name: &str, kind: &str, help: &str) {
-        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-
-    fn line(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
-        self.0 += name;
-        for (index, (label, text)) in labels.iter().enumerate() {
-            let text = text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let _ = write!(self.0, "{}{label}=\"{text}\"", if index == 0 { '{' } else { ',' });
-        }
-        let _ = writeln!(self.0, "{} {value}", if labels.is_empty() { "" } else { "}" });
-    }
-
-    fn histogram(
-        &mut self,
-        name: &str,
-        labels: &[(&str, &str)],
-        classes: impl Iterator<Item = (Option<Duration>, u64)>,
-        total: Duration,
-    ) {
-        let (bucket, mut count) = (format!("{name}_bucket"), 0);
-        for (bound, more) in classes {
-            count += more;
-            let bound = bound.map_or("+Inf".to_owned(), |bound| bound.as_secs_f64().to_string());
-            self.line(&bucket, &[labels, &[("le", &bound)]].concat(), count);
-        }
-        self.line(&format!("{name}_sum"), labels, total.as_secs_f64());
-        self.line(&format!("{name}_count"), labels, count);
-    }
-
-    fn each<T>(&mut self, all: &[Each<T>], things: &[T], label: &str, name_of: fn(&T) -> &String) {
-        for (name, kind, help, value) in all {
-            self.head(name, kind, help);
-            for thing in things {
-                self.line(name, &[(label, name_of(thing))], value(thing));
             }
         }
     }

@@ -5,6 +5,7 @@
 
 mod listener;
 mod metrics;
+mod page;
 mod snapshot;
 
 #[cfg(test)]
@@ -22,6 +23,7 @@ use tokio::sync::oneshot;
 
 use self::listener::Bounded;
 pub use metrics::render;
+pub use page::Page;
 pub use snapshot::{
     BorrowerSnapshot, FailureSnapshot, FrontendSnapshot, LendingSnapshot, MemoryUsage, NbdClientSnapshot, PeerSnapshot,
     Report, ShareSnapshot, SlowOperation, Snapshot, VolumeSnapshot, flush_failed,
