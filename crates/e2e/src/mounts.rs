@@ -11,7 +11,7 @@ use byway_skip::SkipReason;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::server::memory_bytes;
-use crate::{LIMIT, Server, binary, find_tool, run, run_well, until};
+use crate::{Certificates, LIMIT, Server, binary, find_tool, run, run_well, until};
 
 /// Whether this machine mounts nothing, which is said aloud.
 pub fn lacks_mounts() -> bool {
@@ -55,17 +55,49 @@ impl MountRig {
         self.serve_by(Command::new(binary()), "tcp://127.0.0.1:0", &[])
     }
 
+    /// The same, over shared memory too.
+    pub fn serve_shared(&self) -> Server {
+        let shared = format!("shm://{}", self.path("shm-socket").display());
+        self.serve_by(Command::new(binary()), "tcp://127.0.0.1:0", &["--listen", &shared])
+    }
+
+    /// The same, over TLS alone and for certified clients. The flags of a client come with it.
+    ///
+    /// # Panics
+    /// If the certificates cannot be written.
+    pub fn serve_secure(&self) -> (Server, Vec<String>) {
+        let folder = self.path("certificates");
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let certificates = Certificates::new(&folder);
+        let path = |name: &str| certificates.path(name);
+        let (certificate, key, ca) = (path("server-cert.pem"), path("server-key.pem"), path("ca-cert.pem"));
+        let tls = ["--tls-certificate", &certificate, "--tls-key", &key, "--tls-client-ca", &ca];
+        let server = self.serve_by(Command::new(binary()), "tcp://127.0.0.1:0", &tls);
+        (server, certificates.flags("client"))
+    }
+
     /// The same, by a command that runs byway in its own way, and over TCP at an address.
     pub fn serve_by(&self, command: Command, listen: &str, more: &[&str]) -> Server {
         let share = format!("share={}{}", self.below().display(), self.options);
         let socket = format!("unix://{}", self.path("socket").display());
         let arguments = ["--share", &share, "--listen", listen, "--listen", &socket, "--threads", "2"];
-        Server::start_by(command, self.folder.path(), 2, &[&arguments, more].concat())
+        let listeners = 2 + more.iter().filter(|flag| **flag == "--listen").count();
+        Server::start_by(command, self.folder.path(), listeners, &[&arguments, more].concat())
     }
 
     /// The share at the unix socket.
     pub fn unix(&self) -> String {
         format!("byway+unix:///share?socket={}", self.path("socket").display())
+    }
+
+    /// The share over shared memory, at a server of [`MountRig::serve_shared`].
+    pub fn shared(&self) -> String {
+        format!("byway+shm:///share?socket={}", self.path("shm-socket").display())
+    }
+
+    /// The share over TLS, at a server of [`MountRig::serve_secure`].
+    pub fn secure(&self, server: &Server) -> String {
+        format!("byways://localhost:{}/share", server.port("byway"))
     }
 
     /// The share over TCP at its server.
@@ -186,7 +218,16 @@ impl Mount {
     /// # Panics
     /// If either fails.
     pub fn take_over(&mut self, uri: &str) {
-        let (child, ready) = start(Command::new(binary()), &self.at, &self.log, uri, &["--takeover"]);
+        self.take_over_by(uri, &[]);
+    }
+
+    /// The same, by a process with these flags.
+    ///
+    /// # Panics
+    /// If either fails.
+    pub fn take_over_by(&mut self, uri: &str, more: &[&str]) {
+        let flags = [&["--takeover"][..], more].concat();
+        let (child, ready) = start(Command::new(binary()), &self.at, &self.log, uri, &flags);
         let mut before = std::mem::replace(&mut self.child, child);
         let line = ready.recv_timeout(LIMIT).unwrap_or_default();
         let ended = until(Instant::now() + LIMIT, "the end of the process before", || {

@@ -25,35 +25,54 @@ const TREE: &str = "mkdir -p tree/a/b/c; echo one > tree/a/one; echo 'echo run' 
     for n in $(seq 200); do echo $n > tree/a/b/c/file$n; done; touch -d '2001-02-03 04:05:06.789 UTC' tree/a/one; \
     chmod 1777 tree/a/b; head -c 3000000 /dev/urandom > tree/noise";
 
+/// Copies a tree into a mount of the share, compares and packs it there, and removes it.
+fn a_tree_goes_through(rig: &Rig, (name, uri): (&str, &str), flags: &[&str]) {
+    std::fs::create_dir_all(rig.path("local")).unwrap();
+    shell(&rig.path("local"), &format!("rm -rf tree; {TREE}"));
+    let mount = rig.mount(name, uri, flags);
+    let (local, at) = (rig.path("local").display().to_string(), mount.at.clone());
+    shell(&at, &format!("cp -a {local}/tree . && {DIFF} {local}/tree tree"));
+    // Attributes too, as the folder below has them.
+    let stats = "find tree -printf '%P %y %m %n %s %T@ %l\\n' | sort";
+    let expected = shell(&rig.path("local"), stats);
+    assert!(expected.contains("one f 644 2 4 981173106.7890000000"), "{expected}");
+    assert_eq!(shell(&at, stats).replace(" d 755 5 ", ""), shell(&rig.below(), stats).replace(" d 755 5 ", ""));
+    let files = "find tree ! -type d -printf '%P %y %m %n %s %T@ %l\\n' | sort";
+    assert_eq!(shell(&at, files), shell(&rig.path("local"), files));
+    shell(&at, &format!("tar cf all.tar tree && mkdir out && tar xf all.tar -C out && {DIFF} {local}/tree out/tree"));
+    assert_eq!(shell(&at, "out/tree/a/run 2>/dev/null || sh out/tree/a/run").trim(), "run");
+    shell(&at, "rm -r tree out all.tar && test -z \"$(ls -A)\"");
+    mount.unmount();
+}
+
 #[test]
 fn trees_go_through_a_mount_whole() {
     if lacks_mounts() {
         return;
     }
     let rig = Rig::new(",users=squash:0");
-    let server = rig.serve();
-    std::fs::create_dir(rig.path("local")).unwrap();
-    shell(&rig.path("local"), TREE);
+    let server = rig.serve_shared();
     let tcp = rig.tcp(&server);
-    for (name, uri) in [("tcp", tcp), ("unix", rig.unix())] {
-        let mount = rig.mount(name, &uri, &[]);
-        let (local, at) = (rig.path("local").display().to_string(), mount.at.clone());
-        shell(&at, &format!("cp -a {local}/tree . && {DIFF} {local}/tree tree"));
-        // Attributes too, as the folder below has them.
-        let stats = "find tree -printf '%P %y %m %n %s %T@ %l\\n' | sort";
-        let expected = shell(&rig.path("local"), stats);
-        assert!(expected.contains("one f 644 2 4 981173106.7890000000"), "{expected}");
-        assert_eq!(shell(&at, stats).replace(" d 755 5 ", ""), shell(&rig.below(), stats).replace(" d 755 5 ", ""));
-        let files = "find tree ! -type d -printf '%P %y %m %n %s %T@ %l\\n' | sort";
-        assert_eq!(shell(&at, files), shell(&rig.path("local"), files));
-        shell(
-            &at,
-            &format!("tar cf all.tar tree && mkdir out && tar xf all.tar -C out && {DIFF} {local}/tree out/tree"),
-        );
-        assert_eq!(shell(&at, "out/tree/a/run 2>/dev/null || sh out/tree/a/run").trim(), "run");
-        shell(&at, "rm -r tree out all.tar && test -z \"$(ls -A)\"");
-        mount.unmount();
+    for (name, uri) in [("tcp", tcp), ("unix", rig.unix()), ("shared", rig.shared())] {
+        a_tree_goes_through(&rig, (name, &uri), &[]);
     }
+}
+
+#[test]
+fn trees_go_through_a_mount_over_tls() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = Rig::new(",users=squash:0");
+    let (server, flags) = rig.serve_secure();
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    let uri = rig.secure(&server);
+    a_tree_goes_through(&rig, ("secure", &uri), &flags);
+    std::fs::create_dir(rig.path("other")).unwrap();
+    let refused = run(&binary(), &["mount", &uri, &rig.path("other").display().to_string()]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "without a certificate: {said}");
+    assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains(rig.path("other").to_str().unwrap()));
 }
 
 #[test]

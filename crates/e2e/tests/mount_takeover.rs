@@ -12,8 +12,12 @@ use std::time::Instant;
 
 use byway_e2e::{LIMIT, Mount, MountRig, binary, lacks_mounts, run, run_well, until};
 
-/// How often the mount changes its process under load.
+/// Options of the share.
+const OPTIONS: &str = ",users=squash:0,writers=exclusive";
+
+/// How often the mount changes its process under load, and one that reaches its server in another way.
 const TAKEOVERS: u64 = 10;
+const TAKEOVERS_OF_OTHERS: u64 = 3;
 
 /// What the programs have done.
 #[derive(Default)]
@@ -151,10 +155,35 @@ fn programs_go_on_while_a_mount_changes_its_process() {
     if lacks_mounts() {
         return;
     }
-    let rig = MountRig::new(",users=squash:0,writers=exclusive");
+    let rig = MountRig::new(OPTIONS);
     let _server = rig.serve();
-    let uri = rig.unix();
-    let (mut mount, other) = (rig.mount("mount", &uri, &[]), rig.mount("other", &uri, &[]));
+    programs_go_on(&rig, &rig.unix(), &[], TAKEOVERS);
+}
+
+#[test]
+fn programs_go_on_while_a_mount_over_shared_memory_changes_its_process() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(OPTIONS);
+    let _server = rig.serve_shared();
+    programs_go_on(&rig, &rig.shared(), &[], TAKEOVERS_OF_OTHERS);
+}
+
+#[test]
+fn programs_go_on_while_a_mount_over_tls_changes_its_process() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(OPTIONS);
+    let (server, flags) = rig.serve_secure();
+    let flags: Vec<_> = flags.iter().map(String::as_str).collect();
+    programs_go_on(&rig, &rig.secure(&server), &flags, TAKEOVERS_OF_OTHERS);
+}
+
+/// Programs use a mount of the share while it changes its process so many times.
+fn programs_go_on(rig: &MountRig, uri: &str, flags: &[&str], takeovers: u64) {
+    let (mut mount, other) = (rig.mount("mount", uri, flags), rig.mount("other", uri, flags));
     let pages: Vec<u8> = (0..16).flat_map(|number| [number; 4096]).collect();
     for (name, contents) in [("pages", &pages[..]), ("locked", b""), ("changing", b"0"), ("removed", b"kept contents")]
     {
@@ -180,9 +209,9 @@ fn programs_go_on_while_a_mount_changes_its_process() {
             waits.lock().unwrap();
             has_lock.store(true, Ordering::Release);
         });
-        for number in 1..=TAKEOVERS {
+        for number in 1..=takeovers {
             load.moves();
-            mount.take_over(&uri);
+            mount.take_over_by(uri, flags);
             assert!(is_locked(&other.path("locked")), "the lock is still held, for the other mount too");
             assert!(!has_lock.load(Ordering::Acquire));
             removed.write_all_at(format!("after {number}").as_bytes(), 100).unwrap();
@@ -210,7 +239,7 @@ fn programs_go_on_while_a_mount_changes_its_process() {
         assert_eq!(u64::from_le_bytes(*record), number as u64);
     }
     let status = run_well(&binary(), &["ctl", "mount", &mount.at.display().to_string()]);
-    assert!(status.contains("taken over 10 times"), "{status}");
+    assert!(status.contains(&format!("taken over {takeovers} times")), "{status}");
     drop((shell, removed, open, locked));
     unmount_when_idle(mount);
     other.unmount();
