@@ -59,7 +59,7 @@ pub enum Command {
     /// Run a program with part of its memory on other machines
     #[command(after_long_help = help::FAR)]
     Far(FarArguments),
-    /// Control a running node: status, reload, reopen; and see the state of byway far
+    /// Control a running node: status, reload, reopen; and see the state of mounts and of byway far
     #[command(after_long_help = help::CTL)]
     Ctl(ControlArguments),
     /// List the volumes and shares of a server

@@ -67,11 +67,13 @@ pub enum ControlCommand {
         #[arg(value_name = "PID")]
         process: u32,
     },
-    /// Say how a mount of yours is: its calls, bytes, messages, leases and reconnects
+    /// Say how a mount of yours is: its calls, how long they take, errors, bytes, messages, leases and reconnects
     Mount {
         /// Where it is mounted
         directory: PathBuf,
     },
+    /// Print the metrics of all your mounts on this machine as Prometheus text; those of a node are at its --http address
+    Metrics,
     /// Say what is served, to how many clients, and how the busiest of them fare
     ///
     /// Rates are of about the last second, in bytes on the wire. Under byway's own wire, `stalled` says how often and how long
@@ -265,6 +267,11 @@ pub fn run(arguments: &ControlArguments) -> Result<ExitCode, ControlError> {
                 mount::print_status(&mut out, &status)
             };
             printed.map_err(ControlError::Print)?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        ControlCommand::Metrics => {
+            let text = mount::metrics_of_all().map_err(Box::new)?;
+            out.write_all(text.as_bytes()).map_err(ControlError::Print)?;
             return Ok(ExitCode::SUCCESS);
         }
         ControlCommand::Far { process } => {

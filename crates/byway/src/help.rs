@@ -156,6 +156,8 @@ Examples:
   byway ctl status
   byway ctl reload
   byway ctl reopen disk      after a failed flush, once the disk is repaired
+  byway ctl mount /mnt/home  of a mount
+  byway ctl metrics > /var/lib/node_exporter/mounts.prom     of all mounts, for a collector of files
   byway ctl far 1234         of a program that byway far runs, or of byway far
 
 Files:

@@ -1,9 +1,14 @@
-//! What a mount's programs have asked for, by kind of call.
+//! What a mount's programs have asked for, by kind of call, and how that went.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use byway_frontend::fuse::Answered;
 use byway_frontend::fuse::request::Operation;
+use byway_frontend::latencies::SharedLatencies;
+use byway_reactor::Errno;
+
+use super::status::CallTimes;
 
 /// Kinds of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,10 +30,23 @@ enum Kind {
 const NAMES: [&str; 11] =
     ["look_ups", "attributes", "reads", "writes", "opens", "closes", "listings", "changes", "syncs", "locks", "others"];
 
+/// Errors that say something of the server or of limits. Others are answers that programs expect, such as `ENOENT`.
+const ERRORS: [(Errno, &str); 7] = [
+    (Errno::IO, "EIO"),
+    (Errno::NOSPC, "ENOSPC"),
+    (Errno::DQUOT, "EDQUOT"),
+    (Errno::STALE, "ESTALE"),
+    (Errno::NFILE, "ENFILE"),
+    (Errno::MFILE, "EMFILE"),
+    (Errno::NOLCK, "ENOLCK"),
+];
+
 /// Calls of a mount since its process began.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     calls: [AtomicU64; NAMES.len()],
+    times: [SharedLatencies; NAMES.len()],
+    errors: [AtomicU64; ERRORS.len()],
     read_bytes: AtomicU64,
     written_bytes: AtomicU64,
 }
@@ -49,10 +67,30 @@ fn kind_of(operation: &Operation<'_>) -> Kind {
     }
 }
 
+/// The number of an operation's kind, for [`Counters::answered`].
+pub(super) fn number_of_kind(operation: &Operation<'_>) -> u8 {
+    kind_of(operation) as u8
+}
+
+fn named<T>(values: impl Iterator<Item = T>) -> BTreeMap<String, T> {
+    NAMES.iter().map(|name| (*name).to_owned()).zip(values).collect()
+}
+
 impl Counters {
     /// A program has called.
     pub(super) fn called(&self, operation: &Operation<'_>) {
         self.calls[kind_of(operation) as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A program's call was answered.
+    pub(super) fn answered(&self, Answered { kind, time, error }: Answered) {
+        if let Some(times) = self.times.get(usize::from(kind)) {
+            times.note(time);
+        }
+        let counted = ERRORS.iter().position(|(errno, _)| Some(*errno) == error);
+        if let Some(at) = counted {
+            self.errors[at].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A read gave so many bytes.
@@ -67,8 +105,21 @@ impl Counters {
 
     /// Calls by kind.
     pub(super) fn calls(&self) -> BTreeMap<String, u64> {
-        let counts = self.calls.iter().map(|count| count.load(Ordering::Relaxed));
-        NAMES.iter().map(|name| (*name).to_owned()).zip(counts).collect()
+        named(self.calls.iter().map(|count| count.load(Ordering::Relaxed)))
+    }
+
+    /// How long answered calls took, by kind.
+    pub(super) fn times(&self) -> BTreeMap<String, CallTimes> {
+        named(self.times.iter().map(|times| CallTimes {
+            latencies: times.now(),
+            total_us: u64::try_from(times.total().as_micros()).unwrap_or(u64::MAX),
+        }))
+    }
+
+    /// Calls that failed, by their errors.
+    pub(super) fn errors(&self) -> BTreeMap<String, u64> {
+        let counts = self.errors.iter().map(|count| count.load(Ordering::Relaxed));
+        ERRORS.iter().map(|(_, name)| (*name).to_owned()).zip(counts).collect()
     }
 
     /// Bytes that were read, and written.
@@ -79,6 +130,8 @@ impl Counters {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -91,5 +144,23 @@ mod tests {
         assert_eq!((calls["look_ups"], calls["others"], calls["changes"]), (1, 1, 1));
         assert_eq!(calls.values().sum::<u64>(), 3);
         assert_eq!(NAMES.len(), Kind::Other as usize + 1);
+    }
+
+    #[test]
+    fn each_answer_counts_by_its_time_and_its_error() {
+        let counters = Counters::default();
+        let kind = number_of_kind(&Operation::Unlink { name: b"a" });
+        for (us, error) in [(10, None), (10, Some(Errno::NOENT)), (3000, Some(Errno::NOSPC))] {
+            counters.answered(Answered { kind, time: Duration::from_micros(us), error });
+        }
+        let CallTimes { latencies, total_us } = counters.times()["changes"];
+        assert_eq!((latencies.buckets().collect::<Vec<_>>(), total_us), (vec![(16, 2), (4096, 1)], 3020));
+        assert_eq!(counters.times().values().map(|times| times.latencies.count()).sum::<u64>(), 3);
+        let errors = counters.errors();
+        assert_eq!(
+            (errors["ENOSPC"], errors.values().sum::<u64>()),
+            (1, 1),
+            "programs ask for names that are not there"
+        );
     }
 }

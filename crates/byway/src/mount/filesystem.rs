@@ -10,7 +10,7 @@ use std::time::Duration;
 use byway_frontend::fuse::abi::{StatFsOut, open};
 use byway_frontend::fuse::reply::{Directory, Entry, Listed};
 use byway_frontend::fuse::request::{Caller, Operation, Parsed, SetAttr, SetTime, Write};
-use byway_frontend::fuse::{Filesystem, Reply, Request};
+use byway_frontend::fuse::{Answered, Filesystem, Reply, Request};
 use byway_reactor::Errno;
 use byway_service::file::client::leases::OpenMode;
 use byway_service::file::client::{self, Client, CopyRange, FileRead, Found, Giving, NamedIn, NewMode};
@@ -20,7 +20,7 @@ use zerocopy::FromZeros;
 
 use super::attributes::attr;
 use super::cached::{StalePages, Written, leased_entry};
-use super::counters::Counters;
+use super::counters::{Counters, number_of_kind};
 use super::end::End;
 use super::groups::groups_of;
 use super::locks::Locks;
@@ -442,6 +442,14 @@ impl Filesystem for Mounted {
         let waits =
             matches!(operation, Operation::SetLock { .. } | Operation::Fsync { .. } | Operation::FsyncDirectory { .. });
         waits || operation.changes()
+    }
+
+    fn kind_of(&self, operation: &Operation<'_>) -> u8 {
+        number_of_kind(operation)
+    }
+
+    fn answered(&self, answered: Answered) {
+        self.counters.answered(answered);
     }
 
     fn forget(&self, node: u64, lookups: u64) {

@@ -12,6 +12,7 @@ mod groups;
 pub(crate) mod helper;
 mod locks;
 mod mapped;
+mod metrics;
 mod nowhere;
 mod registry;
 mod status;
@@ -328,9 +329,15 @@ fn listen(
 
 /// `byway mount --list`.
 fn list() -> Result<(), CommandError> {
-    let all: Vec<_> = registry::all().map_err(CommandError::Sockets)?.into_iter().map(|(_, status)| status).collect();
+    let all = statuses()?;
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     status::print_list(&mut crate::output::stdout(), &all, now).map_err(CommandError::Print)
+}
+
+/// Those of all mounts of this user whose processes answer.
+fn statuses() -> Result<Vec<MountStatus>, CommandError> {
+    let all = registry::all().map_err(CommandError::Sockets)?;
+    Ok(all.into_iter().map(|(_, status)| status).collect())
 }
 
 /// How the mount on a directory is, for `byway ctl mount`.
@@ -340,6 +347,14 @@ fn list() -> Result<(), CommandError> {
 pub fn status_of(directory: &Path) -> Result<MountStatus, CommandError> {
     let found = registry::find(directory).map_err(CommandError::Sockets)?;
     Ok(found.ok_or_else(|| CommandError::NoMount(directory.to_owned()))?.1)
+}
+
+/// The metrics of all mounts of this user, as Prometheus text, for `byway ctl metrics`.
+///
+/// # Errors
+/// See [`CommandError`].
+pub fn metrics_of_all() -> Result<String, CommandError> {
+    Ok(metrics::render(&statuses()?))
 }
 
 /// While programs hold locks, a lost session is replaced also without calls: the server keeps locks for a limited time.

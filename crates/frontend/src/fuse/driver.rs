@@ -9,7 +9,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
@@ -39,6 +39,17 @@ pub trait Filesystem: Send + Sync + 'static {
         false
     }
 
+    /// A number of the file system's own for an operation, with which it is told of the answer ([`Answered::kind`]).
+    fn kind_of(&self, operation: &Operation<'_>) -> u8 {
+        let _ = operation;
+        0
+    }
+
+    /// The kernel has the answer to a request. The thread that answers calls this.
+    fn answered(&self, answered: Answered) {
+        let _ = answered;
+    }
+
     /// The kernel has forgotten so many look-ups of a node; at 0 it does not know it any more.
     fn forget(&self, node: u64, lookups: u64);
 
@@ -57,6 +68,17 @@ pub trait Filesystem: Send + Sync + 'static {
 
     /// The mount has ended; no request follows.
     fn ended(&self) {}
+}
+
+/// A request that was answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Answered {
+    /// What [`Filesystem::kind_of`] has said of its operation.
+    pub kind: u8,
+    /// From when it was read to when the kernel had the answer. The time of one that was given back begins anew.
+    pub time: Duration,
+    /// What it failed with, if it did.
+    pub error: Option<Errno>,
 }
 
 /// A request and the memory that it lies in. Payloads of writes begin at a page.
@@ -317,7 +339,7 @@ fn take(channel: &Arc<Channel>, shared: &Arc<Shared>, mut buffer: Buffer, bytes:
         Step::End => answer(channel, unique, Ok(&[])),
         Step::Nothing => {}
         Step::Serve { waits_for_lock } => {
-            let reply = Reply::new(shared, channel, unique, waits_for_lock);
+            let reply = Reply::new(shared, channel, &parsed, waits_for_lock);
             let may_wait = shared.filesystem.may_wait(&parsed.operation);
             let (bytes, rest) = match buffer.small_copy() {
                 Some(copy) => (RequestBytes::Copied(copy), Some(buffer)),
@@ -374,12 +396,16 @@ pub struct Reply {
     unique: u64,
     waits_for_lock: bool,
     answered: bool,
+    kind: u8,
+    began: Instant,
+    error: Option<Errno>,
 }
 
 impl Reply {
-    fn new(shared: &Arc<Shared>, channel: &Arc<Channel>, unique: u64, waits_for_lock: bool) -> Self {
+    fn new(shared: &Arc<Shared>, channel: &Arc<Channel>, request: &Parsed<'_>, waits_for_lock: bool) -> Self {
         let (shared, channel) = (Arc::clone(shared), Arc::clone(channel));
-        Self { shared, channel, unique, waits_for_lock, answered: false }
+        let (unique, kind) = (request.unique, shared.filesystem.kind_of(&request.operation));
+        Self { shared, channel, unique, waits_for_lock, answered: false, kind, began: Instant::now(), error: None }
     }
 
     /// The request's number.
@@ -393,7 +419,8 @@ impl Reply {
     }
 
     /// It failed.
-    pub fn error(self, errno: Errno) {
+    pub fn error(mut self, errno: Errno) {
+        self.error = Some(errno);
         self.send(Err(errno.raw_os_error()));
     }
 
@@ -478,6 +505,8 @@ impl Reply {
             is_waited_for
         };
         note_answered(&self.channel, self.unique, reply(&self.channel, self.unique));
+        let Self { kind, began, error, .. } = *self;
+        self.shared.filesystem.answered(Answered { kind, time: began.elapsed(), error });
         self.shared.replying.fetch_sub(1, Ordering::Release);
         if is_waited_for {
             self.shared.changed.notify_all();
@@ -488,6 +517,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if !self.answered {
+            self.error = Some(Errno::IO);
             self.finish(|channel, unique| channel.reply(unique, Err(Errno::IO.raw_os_error())));
         }
     }

@@ -17,5 +17,5 @@ pub mod reply;
 pub mod request;
 pub mod session;
 
-pub use driver::{Control, Driver, DriverError, Filesystem, Handover, PauseError, Reply, Request};
+pub use driver::{Answered, Control, Driver, DriverError, Filesystem, Handover, PauseError, Reply, Request};
 pub use notify::{Notifier, NotifyError};

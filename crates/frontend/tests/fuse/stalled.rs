@@ -15,7 +15,7 @@ use byway_frontend::fuse::mount::unmount;
 use byway_frontend::fuse::reply::Entry;
 use byway_frontend::fuse::request::Operation;
 use byway_frontend::fuse::session::Wishes;
-use byway_frontend::fuse::{Filesystem, Notifier, NotifyError, PauseError, Reply, Request};
+use byway_frontend::fuse::{Answered, Filesystem, Notifier, NotifyError, PauseError, Reply, Request};
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -23,6 +23,10 @@ use crate::rig::{LIMIT, Mount, THREADS, lacks_mounts, until};
 
 const FILE: u64 = 2;
 const FILE_BYTES: u64 = 4 << 20;
+
+/// Kinds of operations, as the file system tells them apart.
+const READ: u8 = 1;
+const LOOK_UP: u8 = 2;
 
 /// One file whose reads and lock requests wait until the test answers them.
 #[derive(Default)]
@@ -42,6 +46,7 @@ struct StalledFile {
     may_change: Condvar,
     /// If not 0, reads are answered at once with such bytes.
     value: AtomicU8,
+    answered: Mutex<Vec<Answered>>,
 }
 
 fn attributes(node: u64) -> Attr {
@@ -99,6 +104,18 @@ impl Filesystem for StalledFile {
 
     fn may_wait(&self, operation: &Operation<'_>) -> bool {
         operation.changes()
+    }
+
+    fn kind_of(&self, operation: &Operation<'_>) -> u8 {
+        match operation {
+            Operation::Read { .. } => READ,
+            Operation::Lookup { .. } => LOOK_UP,
+            _ => 0,
+        }
+    }
+
+    fn answered(&self, answered: Answered) {
+        self.answered.lock().unwrap().push(answered);
     }
 
     fn forget(&self, _node: u64, _lookups: u64) {}
@@ -282,4 +299,32 @@ fn a_pause_waits_for_a_reply_that_is_on_its_way() {
     });
     control.pause(LIMIT).unwrap();
     control.go_on();
+}
+
+#[test]
+fn each_answer_is_told_with_its_time_and_its_error() {
+    let Some((files, mount)) = stalled(Wishes::default()) else { return };
+    let told = |kind| -> Vec<Answered> {
+        files.answered.lock().unwrap().iter().filter(|one| one.kind == kind).copied().collect()
+    };
+    let direct = rustix::fs::OFlags::DIRECT.bits() as i32;
+    let file = File::options().read(true).custom_flags(direct).open(mount.path().join("file")).unwrap();
+    assert!(!mount.path().join("missing").exists());
+    let missing = |one: &Answered| one.error == Some(Errno::NOENT);
+    until("the answer to a look-up that fails", || told(LOOK_UP).into_iter().find(missing));
+    assert!(told(LOOK_UP).iter().any(|one| one.error.is_none()), "the file is there");
+    let began = std::time::Instant::now();
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| file.read_exact_at(&mut [0; 4096], 0));
+        let (_, reply) = until("its read", || files.reads.lock().unwrap().pop());
+        let come = std::time::Instant::now();
+        assert!(told(READ).is_empty(), "it has no answer");
+        // The reply is lost, and the kernel gets an error in its place.
+        let waited = come.elapsed();
+        drop(reply);
+        let read = until("its answer", || told(READ).pop());
+        assert_eq!(read.error, Some(Errno::IO));
+        assert!(read.time >= waited && read.time <= began.elapsed(), "{read:?}");
+        assert!(reading.join().unwrap().is_err());
+    });
 }

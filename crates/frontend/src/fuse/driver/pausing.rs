@@ -135,6 +135,11 @@ impl Driver {
 }
 
 impl Control {
+    /// Requests that the file system has not answered.
+    pub fn under_way(&self) -> usize {
+        self.shared.session().under_way()
+    }
+
     /// Stops reading requests, and waits until the file system has answered all that were read, or given them back. After an error the
     /// driver goes on.
     ///
@@ -242,7 +247,7 @@ fn serve_again(shared: &Arc<Shared>, channel: &Arc<Channel>, bytes: Vec<u8>) {
     let step = shared.session().receive(&parsed);
     match step {
         Step::Serve { waits_for_lock } => {
-            let reply = Reply::new(shared, channel, unique, waits_for_lock);
+            let reply = Reply::new(shared, channel, &parsed, waits_for_lock);
             shared.handoff.serve(Request { bytes: RequestBytes::Copied(bytes) }, reply);
         }
         Step::Refuse(errno) => super::answer(channel, unique, Err(errno)),

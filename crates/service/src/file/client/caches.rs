@@ -50,6 +50,8 @@ pub(super) struct State {
     pub(super) opens: Opens,
     /// Names and attributes that were found without a message.
     pub(super) hits: u64,
+    /// Leases that the server has recalled.
+    pub(super) recalls: u64,
 }
 
 /// See the module.
@@ -109,6 +111,7 @@ impl Caches {
     /// A lease is recalled: nothing is believed by it any more.
     fn recalled(&self, lease: Lease) -> Option<Recalled> {
         let mut state = self.state();
+        state.recalls += 1;
         let Some(node) = state.names.remove(&lease.node.get()) else {
             state.leases.recalled_unknown();
             return None;

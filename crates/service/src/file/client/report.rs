@@ -15,6 +15,8 @@ pub struct ClientReport {
     pub gives_leases: bool,
     /// Nodes with a lease now.
     pub leases: u64,
+    /// Leases that the server has recalled.
+    pub recalls: u64,
     /// Names and attributes that were found without a message.
     pub cache_hits: u64,
     /// Nodes that the user of the client knows.
@@ -23,14 +25,16 @@ pub struct ClientReport {
     pub open_files: u64,
     /// Locks that are held.
     pub locks: u64,
+    /// Files and directories with changes that the server has taken and no sync has followed.
+    pub unsynced_files: u64,
 }
 
 impl Client {
     /// How the client is now.
     pub fn report(&self) -> ClientReport {
-        let (gives_leases, leases, cache_hits) = {
+        let (gives_leases, leases, recalls, cache_hits) = {
             let state = self.caches.state();
-            (state.leases.has_granted(), state.leases.count(), state.hits)
+            (state.leases.has_granted(), state.leases.count(), state.recalls, state.hits)
         };
         let table = self.table();
         ClientReport {
@@ -39,10 +43,12 @@ impl Client {
             messages: self.messages(),
             gives_leases,
             leases: leases as u64,
+            recalls,
             cache_hits,
             files: table.nodes.len() as u64,
             open_files: table.open_files() as u64,
             locks: table.locks.count() as u64,
+            unsynced_files: table.unsynced.count() as u64,
         }
     }
 }

@@ -141,6 +141,11 @@ impl Unsynced {
         self.marks().filter(|mark| !same_boot(mark.instance, instance)).count()
     }
 
+    /// Files with changes that no sync has followed. Those of which the entry was dropped count as one.
+    pub(super) fn count(&self) -> usize {
+        self.marks().count()
+    }
+
     fn marks(&self) -> impl Iterator<Item = &Mark> {
         self.files.values().filter_map(|entry| entry.mark.as_ref()).chain(&self.dropped)
     }
