@@ -126,7 +126,9 @@ mod tests {
         std::fs::create_dir(&left).unwrap();
         std::fs::write(left.join("socket"), "").unwrap();
         let others = ["job.0123", "job.0123456789abcdeg", "jobs.0123456789abcdef", "job-0123456789abcdef"].map(at);
-        others.iter().for_each(|other| std::fs::create_dir(other).unwrap());
+        for other in &others {
+            std::fs::create_dir(other).unwrap();
+        }
         let link = at("job.fedcba9876543210");
         std::os::unix::fs::symlink(&others[0], &link).unwrap();
 

@@ -195,7 +195,7 @@ impl Display for LiveRates<'_> {
             match (now.answered.get(&rank), now.report.ranks.get(&rank)) {
                 (Some(process), Some(report)) => self.show_rank(out, rank, *process, report)?,
                 _ => {
-                    writeln!(out, "{rank:>4}  does not answer: it is elsewhere, is stopped, or is not in the job now")?
+                    writeln!(out, "{rank:>4}  does not answer: it is elsewhere, is stopped, or is not in the job now")?;
                 }
             }
         }
