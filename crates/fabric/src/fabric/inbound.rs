@@ -1,5 +1,5 @@
-//! What a lane receives: the memory that bytes come into, how far a message or payload has come, and what waits until it may be
-//! looked at. TLS is in `secure.rs`.
+//! The receiving half of a lane: the buffer that it receives into, how much of a message or payload the peer has sent so far, and the
+//! receives and messages that the lane holds back. TLS is in `secure.rs`.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -57,7 +57,7 @@ struct RefusedPut {
     error: WindowError,
 }
 
-/// What a header says of a put of a program, if it is of one.
+/// The body of a header that belongs to a program's put; `None` for other headers.
 fn put_of(header: &Header) -> Option<PutBody> {
     let body: PutBody = header.body();
     let is_put = header.kind == Kind::Data as u8 && body.target.get() == 0 && body.put != [0; 7];
@@ -67,7 +67,7 @@ fn put_of(header: &Header) -> Option<PutBody> {
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Inbound {
-    /// What is received into; with the receive while one is in flight.
+    /// The buffer for messages and headers. `None` while a receive is in flight, which has it.
     frame: Option<Frame>,
     filled: usize,
     placing: Option<Placing>,
@@ -75,13 +75,13 @@ pub(super) struct Inbound {
     in_flight: bool,
     sequence: u64,
     refused_put: Option<RefusedPut>,
-    /// What was to be received next, when the peer had to take answers first, or a longer buffer to come back.
+    /// The receive that the lane holds back until the peer has taken answers, or until a longer buffer is free.
     paused: Option<PausedRecv>,
-    /// Since when, if it is for answers.
+    /// When the lane began to hold it back, if it waits for answers.
     paused_at: Instant,
-    /// It waits for a longer buffer.
+    /// The lane waits for a longer buffer.
     is_starved: bool,
-    /// Messages of an RDMA connection that wait until the peer has taken answers.
+    /// Messages of an RDMA connection that the lane handles once the peer has taken answers.
     backlog: VecDeque<Received>,
 }
 
@@ -107,7 +107,7 @@ impl Inbound {
         Self { frame, sequence: 1, ..Self::new(now) }
     }
 
-    /// What is received into, while nothing is.
+    /// The buffer for messages and headers; `None` while a receive is in flight.
     pub(super) fn frame(&self) -> Option<&Frame> {
         self.frame.as_ref()
     }
@@ -268,7 +268,7 @@ impl Inbound {
         self.paused.is_some()
     }
 
-    /// What is to be received next.
+    /// Gives back the receive that was held back.
     pub(super) fn take_paused(&mut self) -> Option<PausedRecv> {
         self.paused.take()
     }
@@ -278,7 +278,7 @@ impl Inbound {
         now.since(self.paused_at)
     }
 
-    /// It waits for a longer buffer. False if it did before.
+    /// Notes that the lane waits for a longer buffer. False if it did before.
     pub(super) fn starve(&mut self) -> bool {
         !std::mem::replace(&mut self.is_starved, true)
     }

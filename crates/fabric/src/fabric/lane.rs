@@ -61,7 +61,7 @@ struct Handshake {
     was_handed: bool,
     /// The session to be of an RDMA connection; its loop counts it already.
     reservation: Option<SessionReservation>,
-    /// There is no room for this connection, which its `Hello` is answered with.
+    /// The loop has no room for this connection, and answers its `Hello` with that refusal.
     is_turned_away: bool,
 }
 
@@ -142,7 +142,7 @@ impl Lane {
         self.handshake.hello.is_some() && !self.is_busy() && self.close_when_sent.is_none()
     }
 
-    /// Whether its `Hello` is answered with a refusal, because there is no room for it.
+    /// Whether the loop answers its `Hello` with a refusal, because it has no room for this connection.
     pub(super) fn is_turned_away(&self) -> bool {
         self.handshake.is_turned_away
     }

@@ -163,7 +163,7 @@ struct Answered {
     called: Called,
     before: Counted,
     after: Counted,
-    /// How much its threads compute in a second while nobody calls; none if they do not compute.
+    /// Rounds that the node's computing threads finish in a second while no peer calls; `None` if the node has no such threads.
     alone: Option<f64>,
 }
 
