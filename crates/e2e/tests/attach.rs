@@ -502,6 +502,21 @@ fn what_cannot_be_attached_or_detached_is_said() {
 }
 
 #[test]
+fn a_process_that_is_killed_with_unwritten_pages_of_its_device_ends() {
+    if lacks(&[]) {
+        return;
+    }
+    let (_rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let attached = Attached::new(&uri, "unwritten", &[]);
+    let device = std::fs::OpenOptions::new().write(true).open(&attached.device).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&device, &noise(8 << 20, 9), 0).unwrap();
+    drop(device);
+    // The kernel writes the pages when the process's own descriptor goes, the last one.
+    attached.kill();
+    until(Instant::now() + LIMIT, "the device to go", || (!attached.is_there()).then_some(()));
+}
+
+#[test]
 fn a_killed_process_takes_its_device_along() {
     if lacks(&["mkfs.ext4", "mount", "umount"]) {
         return;

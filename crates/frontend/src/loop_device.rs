@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rustix::io::Errno;
+use rustix::io::{DupFlags, Errno};
 use rustix::ioctl::{Ioctl, IoctlOutput, NoArg, Opcode, Setter, ioctl};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
@@ -24,11 +24,6 @@ const DIRECT_IO: u32 = 16;
 
 /// How often a free device is asked for: others may take the one that the kernel named.
 const TRIES_MAX: usize = 64;
-
-/// The least number of the descriptor of a device. When a process dies, its descriptors are closed in their order; the
-/// device, which then writes what is dirty, must come after the channel of the file system that it stands on, or the
-/// dead process would be asked to write.
-const DESCRIPTOR_MIN: i32 = 512;
 
 /// `struct loop_config`, with `struct loop_info64` in it.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -113,6 +108,29 @@ pub struct LoopOptions<'a> {
     pub name: &'a str,
 }
 
+/// A low descriptor for a device that is made later.
+///
+/// A process that dies gives up its descriptors in descending order (`task_work_run` of the kernel takes the newest first). Giving up
+/// the last descriptor of a block device writes its dirty pages. All that keeps the channel of the file system below must be gone by
+/// then, io_uring's rings too, so that these writes fail; otherwise the dead process waits for itself.
+#[derive(Debug)]
+pub struct DevicePlace(OwnedFd);
+
+impl DevicePlace {
+    /// Takes the lowest number that is free. The process opens rings and channels after this.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn take() -> io::Result<Self> {
+        Ok(Self(File::open("/dev/null")?.into()))
+    }
+
+    fn fill(mut self, device: &OwnedFd) -> rustix::io::Result<OwnedFd> {
+        rustix::io::dup3(device, &mut self.0, DupFlags::CLOEXEC)?;
+        Ok(self.0)
+    }
+}
+
 /// A loop device that exists as long as it is open, by this object among others.
 #[derive(Debug)]
 pub struct LoopDevice {
@@ -121,11 +139,12 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// A device over `file`, with direct I/O and its partitions. The file must be served by then: the kernel reads from it.
+    /// A device over `file`, with direct I/O and its partitions. The file must be served by then: the kernel reads from it. The
+    /// device's descriptor takes `place`.
     ///
     /// # Errors
     /// See [`LoopError`].
-    pub fn over(file: impl AsFd, options: LoopOptions<'_>) -> Result<Self, LoopError> {
+    pub fn over(file: impl AsFd, options: LoopOptions<'_>, place: DevicePlace) -> Result<Self, LoopError> {
         let control = File::options().read(true).write(true).open("/dev/loop-control").map_err(LoopError::Control)?;
         for _ in 0..TRIES_MAX {
             // SAFETY: see `GetFree`.
@@ -136,7 +155,12 @@ impl LoopDevice {
                 Err(source) => return Err(LoopError::Node { path, source }),
             };
             match configure(&device, file.as_fd().as_raw_fd(), options) {
-                Ok(()) => return Ok(Self { device, path }),
+                Ok(()) => {
+                    let placed = place.fill(&device);
+                    let device =
+                        placed.map_err(|error| LoopError::Node { path: path.clone(), source: error.into() })?;
+                    return Ok(Self { device, path });
+                }
                 Err(Errno::BUSY) => {}
                 Err(error) => return Err(LoopError::Configure { path, source: error.into() }),
             }
@@ -183,8 +207,7 @@ pub fn claim(path: &Path) -> io::Result<Option<File>> {
 }
 
 fn open_device(path: &Path, read_only: bool) -> io::Result<OwnedFd> {
-    let device = File::options().read(true).write(!read_only).open(path)?;
-    Ok(rustix::io::fcntl_dupfd_cloexec(&device, DESCRIPTOR_MIN)?)
+    Ok(File::options().read(true).write(!read_only).open(path)?.into())
 }
 
 fn configure(device: &OwnedFd, file: i32, options: LoopOptions<'_>) -> rustix::io::Result<()> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
 
 use byway_frontend::fuse::mount::MountError;
-use byway_frontend::loop_device::LoopError;
+use byway_frontend::loop_device::{DevicePlace, LoopError};
 use byway_frontend::nbd_device::{self, NbdDeviceError};
 use byway_frontend::ublk::{self, UblkError};
 use byway_reactor::Address;
@@ -296,6 +296,8 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
         (uri.clone(), arguments.tls.clone())
     };
     let uri = &uri;
+    // Before the loop has a ring.
+    let place = DevicePlace::take().map_err(AttachError::File)?;
     let supervisor = Supervisor::from_environment().map_err(AttachError::Manager)?;
     let way = Way::choose(arguments.via)?;
     let mut claim = Claim::new(name).map_err(AttachError::State)?.ok_or_else(|| AttachError::Taken(name.to_owned()))?;
@@ -326,7 +328,7 @@ fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(),
             Err(_) => return Err(AttachError::Ended("its thread has died".to_owned())),
         }
     };
-    let mut device = AttachedDevice::make(backing, &info, name, uri)?;
+    let mut device = AttachedDevice::make(backing, &info, (name, uri), place)?;
     // Lock all pages, also future ones: if a page of this process were swapped to this device, reading it back would wait for this process.
     if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
         tracing::warn!(%error, "memory cannot be locked: do not swap to this device");

@@ -6,7 +6,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 
 use byway_frontend::fuse::{Notifier, NotifyError};
-use byway_frontend::loop_device::{LoopDevice, LoopOptions, claim};
+use byway_frontend::loop_device::{DevicePlace, LoopDevice, LoopOptions, claim};
 use byway_frontend::nbd_device::{NbdDevice, NbdDeviceOptions};
 use byway_frontend::ublk::UblkDevice;
 use byway_service::block::client::VolumeInfo;
@@ -62,12 +62,18 @@ pub(super) fn block_bytes(info: &VolumeInfo) -> Result<u32, AttachError> {
 }
 
 impl AttachedDevice {
-    /// Makes the device. One of ublk is usable from [`AttachedDevice::start`] on, others from now on. The loop's thread must serve
+    /// Makes the device; one of loop gets the descriptor `place`. One of ublk is usable from [`AttachedDevice::start`] on, others from now on. The loop's thread must serve
     /// requests by then.
     ///
     /// # Errors
     /// The kernel's.
-    pub(super) fn make(backing: Backing, info: &VolumeInfo, name: &str, uri: &RemoteUri) -> Result<Self, AttachError> {
+    pub(super) fn make(
+        backing: Backing,
+        info: &VolumeInfo,
+        asked: (&str, &RemoteUri),
+        place: DevicePlace,
+    ) -> Result<Self, AttachError> {
+        let (name, uri) = asked;
         match backing {
             Backing::Ublk(added) => Ok(Self::Ublk(added)),
             Backing::Nbd(KernelSocket { socket, flags, request_bytes_max }) => {
@@ -83,7 +89,7 @@ impl AttachedDevice {
                 let file = File::from(file.map_err(|error| AttachError::File(error.into()))?);
                 let block_bytes = block_bytes(info)?;
                 let options = LoopOptions { block_bytes, read_only: info.read_only, name: &uri.to_string() };
-                let device = LoopDevice::over(file.as_fd(), options)?;
+                let device = LoopDevice::over(file.as_fd(), options, place)?;
                 // The file is enough from here on.
                 drop(mount);
                 Ok(Self::Loop { notifier, file, device })
