@@ -278,7 +278,10 @@ pub fn run() -> ExitCode {
         Command::Opener(arguments) => opener::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Ls(arguments) => inspect::ls(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Info(arguments) => inspect::info(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
-        Command::Attach(arguments) => attach::attach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
+        Command::Attach(mut arguments) => {
+            arguments.log = cli.log;
+            attach::attach(&arguments).map_err(Failure::from)
+        }
         Command::Detach(arguments) => attach::detach(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Mount(arguments) => mount::run(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),
         Command::Umount(arguments) => mount::umount(&arguments).map(|()| ExitCode::SUCCESS).map_err(Failure::from),

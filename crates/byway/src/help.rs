@@ -192,7 +192,8 @@ Files:
 Notes:
   While the server cannot be reached, requests of the device wait for at most 10 minutes; then they fail with I/O errors. After a
   restart of the server, unflushed writes are sent again. When the process of a device of ublk dies, its requests wait until the
-  same volume is attached again under the same name, or until byway detach fails them; a loop device fails at once.
+  same volume is attached again under the same name, or until byway detach fails them. A loop device has a second process, which
+  starts a successor (Linux 6.9). Requests of a device of the NBD client fail.
 
 Exit status:
   0 once the device is ready, or with --foreground after the detach; 1 on failure; 2 for an invalid command line.";

@@ -58,14 +58,39 @@ impl Attached {
     }
 
     fn lives(&self) -> bool {
-        // One that has ended and was not collected yet is a zombie.
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid)).unwrap_or_default();
-        stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+        lives(self.pid)
     }
 
+    /// What the registry says of it.
+    fn record(&self) -> serde_json::Value {
+        let file = format!("/run/byway-attach/{}.json", self.name);
+        let said = || serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).ok();
+        until(Instant::now() + LIMIT, "a record that is written", said)
+    }
+
+    fn keeper(&self) -> i32 {
+        self.record()["file"]["keeper"]["pid"].as_i64().unwrap() as i32
+    }
+
+    /// Kills the process that serves the device; its successor is this test's process from now on.
+    fn kill_process(&mut self) {
+        signal(self.pid, Signal::KILL);
+        self.await_successor();
+    }
+
+    fn await_successor(&mut self) {
+        let before = self.pid;
+        let next = || Some(self.record()["pid"].as_i64().unwrap() as i32).filter(|pid| *pid != before);
+        self.pid = until(Instant::now() + LIMIT, "a successor", next);
+    }
+
+    /// Kills the process and its keeper, so that no successor begins.
     fn kill(&self) {
-        let _ = kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
-        until(Instant::now() + LIMIT, "the process's death", || (!self.lives()).then_some(()));
+        let keeper = self.keeper();
+        signal(self.pid, Signal::STOP);
+        signal(keeper, Signal::KILL);
+        signal(self.pid, Signal::KILL);
+        until(Instant::now() + LIMIT, "the processes' death", || (!self.lives() && !lives(keeper)).then_some(()));
     }
 
     /// Whether the kernel still has the volume's file behind the device; the number may be another device's by now.
@@ -75,9 +100,11 @@ impl Attached {
     }
 
     fn detach(&mut self) {
+        let keeper = self.keeper();
         run_well(&binary(), &["detach", &self.name]);
         // The process has ended by then, and the device with it.
         assert!(!self.is_there() && !self.lives());
+        until(Instant::now() + LIMIT, "the keeper's end", || (!lives(keeper)).then_some(()));
         assert!(!Path::new("/dev/byway").join(&self.name).exists());
         assert!(!Path::new(&format!("/run/byway-attach/{}.json", self.name)).exists());
     }
@@ -88,10 +115,11 @@ impl Drop for Attached {
         if let Some(at) = self.mounted.take() {
             let _ = Command::new("umount").arg("-l").arg(at).status();
         }
-        if self.lives() {
+        // The process may have died, and a successor begin.
+        if Path::new(&format!("/run/byway-attach/{}.json", self.name)).exists() {
             let detached = run(&binary(), &["detach", &self.name]);
-            if !detached.status.success() {
-                let _ = kill_process(Pid::from_raw(self.pid).unwrap(), Signal::KILL);
+            if !detached.status.success() && self.lives() {
+                self.kill();
             }
         }
         let log = format!("/run/byway-attach/{}.log", self.name);
@@ -102,6 +130,16 @@ impl Drop for Attached {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+fn lives(pid: i32) -> bool {
+    // One that has ended and was not collected yet is a zombie.
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").is_some_and(|(_, rest)| !rest.starts_with('Z'))
+}
+
+fn signal(pid: i32, signal: Signal) {
+    let _ = kill_process(Pid::from_raw(pid).unwrap(), signal);
 }
 
 /// Whether this machine has no loop devices over FUSE, or lacks one of these tools; which is said aloud.
@@ -133,7 +171,7 @@ fn ext4_does_not_notice_that_its_server_is_killed() {
     if lacks(&["mkfs.ext4", "fsck.ext4", "mount", "umount"]) {
         return;
     }
-    let kills = if std::env::var_os("BYWAY_LONG").is_some() { 50 } else { 5 };
+    let kills = kills_under_fio();
     let folder = tempfile::tempdir_in("/dev/shm").unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     std::fs::File::create(at("disk")).unwrap().set_len(512 << 20).unwrap();
@@ -181,13 +219,13 @@ fn ext4_does_not_notice_that_its_server_is_killed() {
     run_well(&find_tool("fsck.ext4").unwrap(), &["-f", "-n", &at("disk")]);
 }
 
-/// Kills of the server while fio works: 50 in a long run.
+/// Kills of the server, or of the device's process, while fio works: 50 in a long run.
 fn kills_under_fio() -> usize {
     if std::env::var_os("BYWAY_LONG").is_some() { 50 } else { 5 }
 }
 
-/// fio writes a file or a device, and checks what it reads; the server is killed each time that the store has changed.
-fn fio_finds_its_own_bytes(target: &Path, folder: &Path, server: &mut Server, start: &dyn Fn() -> Server) {
+/// fio writes a file or a device, and checks what it reads; `kill` is called each time that the store has changed.
+fn fio_finds_its_own_bytes(target: &Path, folder: &Path, kill: &mut dyn FnMut()) {
     let said = folder.join("said");
     let mut fio = Command::new(find_tool("fio").unwrap())
         .args([
@@ -227,11 +265,10 @@ fn fio_finds_its_own_bytes(target: &Path, folder: &Path, server: &mut Server, st
             break status;
         }
         kills += 1;
-        server.kill();
-        *server = start();
+        kill();
     };
     assert!(status.success(), "{}", std::fs::read_to_string(said).unwrap());
-    println!("the server was killed {kills} times");
+    println!("{kills} kills");
     assert!(kills * 2 > kills_under_fio(), "fio was done after {kills} kills");
 }
 
@@ -247,13 +284,23 @@ fn fio_finds_its_own_bytes_although_the_server_is_killed() {
     let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
     let mut server = start();
     let mut attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), "fio", &[]);
-    fio_finds_its_own_bytes(&attached.device.clone(), folder.path(), &mut server, &start);
+    fio_finds_its_own_bytes(&attached.device.clone(), folder.path(), &mut || {
+        server.kill();
+        server = start();
+    });
     attached.detach();
     assert_eq!(server.terminate(), Some(0));
 }
 
-/// A file system that fio works in while the server is killed has no errors afterwards.
-fn stays_clean(make: &'static str, check: [&'static str; 2], kind: &'static str) {
+/// What is killed while fio works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Killed {
+    Server,
+    Process,
+}
+
+/// A file system that fio works in during the kills has no errors afterwards.
+fn stays_clean(make: &'static str, check: [&'static str; 2], kind: &'static str, killed: Killed) {
     if lacks(&["fio", make, check[0], "mount", "umount"]) {
         return;
     }
@@ -268,10 +315,17 @@ fn stays_clean(make: &'static str, check: [&'static str; 2], kind: &'static str)
     let arguments = [format!("disk={}", at("disk")), format!("unix://{}", at("sock"))];
     let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
     let mut server = start();
-    let mut attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), kind, &[]);
+    let mut attached =
+        Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), &format!("{kind}-{killed:?}"), &[]);
     run_well(&find_tool(make).unwrap(), &["-q", attached.device()]);
     attached.mount(folder.path().join("fs"));
-    fio_finds_its_own_bytes(&folder.path().join("fs/file"), folder.path(), &mut server, &start);
+    fio_finds_its_own_bytes(&folder.path().join("fs/file"), folder.path(), &mut || match killed {
+        Killed::Process => attached.kill_process(),
+        Killed::Server => {
+            server.kill();
+            server = start();
+        }
+    });
     attached.unmount();
     run_well(&find_tool(check[0]).unwrap(), &[check[1], "-n", attached.device()]);
     attached.detach();
@@ -281,13 +335,18 @@ fn stays_clean(make: &'static str, check: [&'static str; 2], kind: &'static str)
 
 #[test]
 fn ext4_is_clean_after_fio_and_kills_of_the_server() {
-    stays_clean("mkfs.ext4", ["fsck.ext4", "-f"], "ext4");
+    stays_clean("mkfs.ext4", ["fsck.ext4", "-f"], "ext4", Killed::Server);
+}
+
+#[test]
+fn ext4_is_clean_after_fio_and_kills_of_the_device_s_process() {
+    stays_clean("mkfs.ext4", ["fsck.ext4", "-f"], "ext4", Killed::Process);
 }
 
 #[test]
 fn xfs_is_clean_after_fio_and_kills_of_the_server() {
     // The image file is checked in the same way as a device.
-    stays_clean("mkfs.xfs", ["xfs_repair", "-f"], "xfs");
+    stays_clean("mkfs.xfs", ["xfs_repair", "-f"], "xfs", Killed::Server);
 }
 
 #[test]
@@ -438,7 +497,10 @@ fn a_service_manager_is_told_and_a_signal_detaches_what_is_not_in_use() {
     let ready = told();
     let device = std::fs::read_link(format!("/dev/byway/{name}")).unwrap();
     assert_eq!(ready, format!("READY=1\nSTATUS={} is {uri}", device.display()));
-    let mut attached = Attached { name, device, pid: child.id() as i32, mounted: None };
+    // The child keeps the device; a process of its own serves it.
+    let mut attached = Attached { name, device, pid: 0, mounted: None };
+    attached.await_successor();
+    assert_eq!(attached.keeper(), child.id() as i32);
     run_well(&find_tool("mkfs.ext4").unwrap(), &["-q", attached.device()]);
     std::fs::create_dir(rig.path("fs")).unwrap();
     attached.mount(rig.path("fs"));
@@ -544,4 +606,184 @@ fn a_killed_process_takes_its_device_along() {
     assert!(failed.is_err());
     mounted.unmount();
     until(Instant::now() + LIMIT, "the device to go", || (!mounted.is_there()).then_some(()));
+}
+
+#[test]
+fn writes_go_on_however_often_the_process_is_killed() {
+    if lacks(&[]) {
+        return;
+    }
+    let (rig, uri) = node("\"disk=DIR/disk\"", |rig| drop(rig.file("disk", 64 << 20)), "disk");
+    let mut attached = Attached::new(&uri, "often", &[]);
+    // Writes that each wait for the server, so that some are under way at each death.
+    let open = || {
+        let flags = rustix::fs::OFlags::DSYNC.bits() as i32;
+        let mut options = std::fs::OpenOptions::new();
+        std::os::unix::fs::OpenOptionsExt::custom_flags(options.read(true).write(true), flags).open(&attached.device)
+    };
+    let (device, kills, piece) = (open().unwrap(), kills_under_fio(), 64 << 10);
+    let (written, enough) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let bytes = |number: usize| noise(piece, 1 + number as u64);
+    std::thread::scope(|scope| {
+        let write = || {
+            while enough.load(Ordering::SeqCst) == 0 {
+                let number = written.fetch_add(1, Ordering::SeqCst);
+                let offset = (number % 1024 * piece) as u64;
+                std::os::unix::fs::FileExt::write_all_at(&device, &bytes(number), offset).expect("no write fails");
+            }
+        };
+        let writers: Vec<_> = (0..4).map(|_| scope.spawn(write)).collect();
+        for _ in 0..kills {
+            let before = written.load(Ordering::SeqCst);
+            let more = || (written.load(Ordering::SeqCst) > before + 8).then_some(());
+            until(Instant::now() + LIMIT, "further writes", more);
+            attached.kill_process();
+            // In a row: the successor, just when it has begun.
+            attached.kill_process();
+        }
+        enough.store(1, Ordering::SeqCst);
+        for writer in writers {
+            writer.join().unwrap();
+        }
+    });
+    let written = written.load(Ordering::SeqCst);
+    println!("{written} writes");
+    drop(device);
+    // A death just before the detach.
+    signal(attached.pid, Signal::KILL);
+    let detached = run(&binary(), &["detach", &attached.name]);
+    assert!(detached.status.success(), "{}", String::from_utf8_lossy(&detached.stderr));
+    assert!(!attached.is_there() && !Path::new(&format!("/run/byway-attach/{}.json", attached.name)).exists());
+    assert!(!Path::new(&format!("/run/byway-attach/{}.log", attached.name)).exists(), "nothing stays");
+    let store = std::fs::read(rig.path("disk")).unwrap();
+    for place in 0..written.min(1024) {
+        // Two writers may have come to one place in either order, when they were a round apart.
+        let last = place + (written - 1 - place) / 1024 * 1024;
+        let found = &store[place * piece..(place + 1) * piece];
+        assert!(found == bytes(last) || (last >= 1024 && found == bytes(last - 1024)), "the piece at {place}");
+    }
+}
+
+#[test]
+fn a_killed_keeper_is_replaced() {
+    if lacks(&[]) {
+        return;
+    }
+    let (_rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let mut attached = Attached::new(&uri, "keeper", &[]);
+    let first = attached.keeper();
+    signal(first, Signal::KILL);
+    let second = || Some(attached.keeper()).filter(|keeper| *keeper != first);
+    let second = until(Instant::now() + LIMIT, "another keeper", second);
+    assert!(lives(second) && attached.lives());
+    // It may have begun without having the descriptors yet.
+    let log = format!("/run/byway-attach/{}.log", attached.name);
+    let has_begun = || std::fs::read_to_string(&log).unwrap().contains("another one has begun").then_some(());
+    until(Instant::now() + LIMIT, "its beginning in the log", has_begun);
+    let device = std::fs::OpenOptions::new().read(true).write(true).open(&attached.device).unwrap();
+    let bytes = noise(1 << 20, 3);
+    std::os::unix::fs::FileExt::write_all_at(&device, &bytes, 0).unwrap();
+    attached.kill_process();
+    device.sync_all().unwrap();
+    assert_eq!(attached.keeper(), second);
+    drop(device);
+    assert!(std::fs::read(&attached.device).unwrap()[..1 << 20] == bytes);
+    attached.detach();
+}
+
+#[test]
+fn a_successor_that_finds_another_server_process_fails_the_device() {
+    if lacks(&[]) {
+        return;
+    }
+    let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    std::fs::File::create(at("disk")).unwrap().set_len(64 << 20).unwrap();
+    let arguments = [format!("disk={}", at("disk")), format!("unix://{}", at("sock"))];
+    let start = || Server::start(folder.path(), 1, &["--volume", &arguments[0], "--listen", &arguments[1]]);
+    let mut server = start();
+    let attached = Attached::new(&format!("byway+unix:///disk?socket={}", at("sock")), "lost", &[]);
+    let device = std::fs::OpenOptions::new().write(true).open(&attached.device).unwrap();
+    // It could repeat what the first server had not flushed, and is killed before it does.
+    signal(attached.pid, Signal::STOP);
+    server.kill();
+    server = start();
+    signal(attached.pid, Signal::KILL);
+    let fails =
+        || std::os::unix::fs::FileExt::write_all_at(&device, &[1; 4096], 0).and_then(|()| device.sync_all()).err();
+    until(Instant::now() + LIMIT, "an error", fails);
+    drop(device);
+    let has_failed =
+        || run_well(&binary(), &["attach", "--list"]).contains("the server has restarted since").then_some(());
+    until(Instant::now() + LIMIT, "the reason in the list", has_failed);
+    let output = run(&binary(), &["detach", &attached.name]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("writes may be lost"), "{said}");
+    until(Instant::now() + LIMIT, "the device to go", || (!attached.is_there()).then_some(()));
+    assert_eq!(server.terminate(), Some(0));
+}
+
+/// Writes, and waits until the server has it.
+fn write_through(device: &std::fs::File, bytes: &[u8]) -> std::io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(device, bytes, 0).and_then(|()| device.sync_all())
+}
+
+#[test]
+fn a_successor_waits_for_its_server() {
+    if lacks(&[]) {
+        return;
+    }
+    let (rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let mut attached = Attached::new(&uri, "waits", &[]);
+    let device = std::fs::OpenOptions::new().write(true).open(&attached.device).unwrap();
+    write_through(&device, &noise(1 << 20, 1)).unwrap();
+    let log = format!("/run/byway-attach/{}.log", attached.name);
+    let is_said = || std::fs::read_to_string(&log).unwrap().contains("requests wait, for at most").then_some(());
+    let away = |name: &str, to: &str| std::fs::rename(rig.path(name), rig.path(to)).unwrap();
+    away("native", "elsewhere");
+    attached.kill_process();
+    std::thread::scope(|scope| {
+        let writing = scope.spawn(|| write_through(&device, &noise(1 << 20, 2)));
+        until(Instant::now() + LIMIT, "a successor without a server", is_said);
+        assert!(!writing.is_finished());
+        away("elsewhere", "native");
+        writing.join().unwrap().unwrap();
+    });
+    drop(device);
+    assert!(std::fs::read(&attached.device).unwrap()[..1 << 20] == noise(1 << 20, 2));
+
+    // While it waits, detaching fails what waits.
+    away("native", "elsewhere");
+    std::fs::write(&log, "").unwrap();
+    attached.kill_process();
+    until(Instant::now() + LIMIT, "a successor without a server", is_said);
+    let output = run(&binary(), &["detach", &attached.name]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("its server could not be reached"), "{said}");
+    until(Instant::now() + LIMIT, "the device to go", || (!attached.is_there()).then_some(()));
+}
+
+#[test]
+fn a_process_that_is_killed_while_its_device_goes_has_a_successor() {
+    if lacks(&[]) {
+        return;
+    }
+    let (_rig, uri) = node("\"m=mem:64M\"", |_| {}, "m");
+    let mut attached = Attached::new(&uri, "going", &[]);
+    let keeper = attached.keeper();
+    let device = std::fs::OpenOptions::new().write(true).open(&attached.device).unwrap();
+    // It waits for the program that has the device open: this one.
+    let mut detach = Command::new(binary()).args(["detach", &attached.name]).spawn().unwrap();
+    let has_it = |pid: i32| {
+        let open = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
+        open.filter_map(Result::ok).any(|fd| std::fs::read_link(fd.path()).is_ok_and(|to| to == attached.device))
+    };
+    let let_go = || (!has_it(attached.pid) && !has_it(keeper)).then_some(());
+    until(Instant::now() + LIMIT, "both processes to give the device up", let_go);
+    attached.kill_process();
+    write_through(&device, &noise(1 << 20, 1)).unwrap();
+    assert!(detach.try_wait().unwrap().is_none());
+    drop(device);
+    let ended = until(Instant::now() + LIMIT, "the end of the command", || detach.try_wait().unwrap());
+    assert!(ended.success() && !attached.is_there());
 }

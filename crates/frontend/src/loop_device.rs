@@ -5,7 +5,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
@@ -168,6 +168,19 @@ impl LoopDevice {
         Err(LoopError::Taken)
     }
 
+    /// A device that another process has made. `path` is its node. The descriptor is as low as a [`DevicePlace`].
+    pub fn adopt(device: OwnedFd, path: PathBuf) -> Self {
+        Self { device, path }
+    }
+
+    /// Its size in bytes.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn bytes(&self) -> io::Result<u64> {
+        Ok(rustix::fs::seek(&self.device, rustix::fs::SeekFrom::End(0))?)
+    }
+
     /// `/dev/loopN`.
     pub fn path(&self) -> &Path {
         &self.path
@@ -203,6 +216,12 @@ pub fn claim(path: &Path) -> io::Result<Option<File>> {
         Ok(claimed) => Ok(Some(claimed)),
         Err(error) if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+impl AsFd for LoopDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
     }
 }
 

@@ -1,31 +1,25 @@
-//! The command: checks, the device, and its process's main thread.
+//! The command: its arguments, its errors, and what it starts.
 
 use std::io;
 use std::net::UdpSocket;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::process::ExitCode;
 
 use byway_frontend::fuse::mount::MountError;
-use byway_frontend::loop_device::{DevicePlace, LoopError};
+use byway_frontend::loop_device::LoopError;
 use byway_frontend::nbd_device::{self, NbdDeviceError};
 use byway_frontend::ublk::{self, UblkError};
 use byway_reactor::Address;
-use byway_service::block::client::{ClientName, VolumeInfo};
 use byway_service::block::spec::VolumeName;
 use clap::Args;
-use rustix::mm::MlockAllFlags;
 
 use super::background;
-use super::device::{AttachedDevice, Backing, Detaching};
-use super::nbd_socket::NbdSocket;
-use super::registry::{self, Attachment, Claim};
-use super::ublk_queue::UblkQueue;
-use super::volume_file::VolumeFile;
-use super::volume_server::{Access, KernelSide, Requests, VolumeAsked, VolumeServer};
+use super::keeper::{self, KeeperLink, ServingCommand};
+use super::registry::{self, Attachment};
+use super::serving::{self, DeviceAsked};
+use super::volume_server::Access;
 use crate::output;
 use crate::remote::{RemoteError, RemoteUri};
-use crate::supervisor::Supervisor;
 use crate::tls::ClientTlsArguments;
 use crate::units::show_size;
 
@@ -61,6 +55,15 @@ pub struct AttachArguments {
     /// This is the process that was started in the background.
     #[arg(long, hide = true)]
     pub in_background: bool,
+    /// This process serves a loop device; standard input is a socket to its keeper.
+    #[arg(long, hide = true)]
+    pub kept: bool,
+    /// This process keeps the loop device of that one; standard input is a socket to it.
+    #[arg(long, hide = true, value_name = "PID")]
+    pub keeper_of: Option<i32>,
+    /// The level of the log, for further processes.
+    #[arg(skip)]
+    pub log: Option<String>,
 }
 
 impl AttachArguments {
@@ -162,6 +165,18 @@ pub enum AttachError {
         /// The device.
         device: PathBuf,
     },
+    /// The process of a loop device has died, and the server does not have all that it had acknowledged.
+    #[error(
+        "{} has failed: its process was killed, and the server has restarted since, or serves another volume by that name; writes after \
+         the last flush may be lost. Detach, attach again, and check the file system", device.display()
+    )]
+    Lost {
+        /// The device.
+        device: PathBuf,
+    },
+    /// A successor finds nothing in the registry.
+    #[error("/run/byway-attach does not say how to go on with the device; what waited has failed")]
+    NoRecord,
     /// A device that can be written to waits for a successor, and this one could not flush the volume.
     #[error(
         "{} waits, and has writes that may need a flush: attach without --read-only, where the server lets this machine write, to go \
@@ -206,37 +221,16 @@ pub enum AttachError {
     Ended(String),
 }
 
-/// What the main thread hears of.
-pub(super) enum Event {
-    /// SIGTERM or SIGINT.
-    Signal,
-    /// The volume is open, and its requests are served: a device can be made of this.
-    Ready(VolumeInfo, Backing),
-    /// The volume could not be opened.
-    Failed(AttachError),
-    /// Another server process, or the same with other files, has all that was acknowledged.
-    Repeated {
-        /// See [`VolumeInfo`].
-        instance: u64,
-        /// See [`VolumeInfo`].
-        store: u64,
-    },
-    /// The volume has another size, in bytes.
-    Resized(u64),
-    /// The kernel has no requests any more; what the volume said to the last flush.
-    Ended(Result<(), String>),
-}
-
 /// Attaches a volume.
 ///
 /// # Errors
 /// See [`AttachError`].
-pub fn attach(arguments: &AttachArguments) -> Result<(), AttachError> {
+pub fn attach(arguments: &AttachArguments) -> Result<ExitCode, AttachError> {
     if arguments.list {
-        return list();
+        return list().map(|()| ExitCode::SUCCESS);
     }
     // clap has seen to it that there is one.
-    let Some(uri) = &arguments.uri else { return Ok(()) };
+    let Some(uri) = &arguments.uri else { return Ok(ExitCode::SUCCESS) };
     let name = match (uri, &arguments.name) {
         (RemoteUri::Nbd(_), _) => return Err(AttachError::NotNative(uri.to_string())),
         (_, Some(name)) => name.to_string(),
@@ -247,7 +241,7 @@ pub fn attach(arguments: &AttachArguments) -> Result<(), AttachError> {
         return Err(AttachError::NotRoot);
     }
     if arguments.foreground || arguments.in_background {
-        return serve(arguments, uri, &name);
+        return run_process(arguments, uri, &name);
     }
     if is_local(&uri.resolve().map_err(RemoteError::from)?) {
         output::note(
@@ -257,15 +251,37 @@ pub fn attach(arguments: &AttachArguments) -> Result<(), AttachError> {
     }
     let device = background::start(&name)?;
     output::line(device);
-    Ok(())
+    Ok(ExitCode::SUCCESS)
+}
+
+/// One of the processes of a device.
+fn run_process(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<ExitCode, AttachError> {
+    let local = |source| AttachError::Background { source };
+    // A successor may have another directory.
+    let (uri, tls) = (uri.absolute().map_err(local)?, arguments.tls.absolute().map_err(local)?);
+    if arguments.in_background {
+        background::settle().map_err(local)?;
+    }
+    let way = Way::choose(arguments.via)?;
+    let command = ServingCommand::new(arguments, &uri, &tls, name);
+    match arguments.keeper_of {
+        Some(process) => return keeper::keep_for(command, process),
+        None if way == Way::Loop && !arguments.kept => return keeper::run(command),
+        None => {}
+    }
+    let asked = DeviceAsked { name, uri: &uri, tls, access: arguments.access(), way, command };
+    let link = if arguments.kept { Some(KeeperLink::inherited().map_err(AttachError::Thread)?) } else { None };
+    serving::serve(asked, link, arguments.in_background).map(|()| ExitCode::SUCCESS)
 }
 
 fn list() -> Result<(), AttachError> {
     for registry::Listed { attachment, lives } in registry::list().map_err(AttachError::State)? {
-        let Attachment { name, uri, device, pid, bytes, ublk, failed } = attachment;
+        let is_kept = attachment.is_kept();
+        let Attachment { name, uri, device, pid, bytes, ublk, failed, .. } = attachment;
         let state = match failed {
             _ if lives => format!("process {pid}"),
             Some(failed) => format!("{failed}; byway detach"),
+            None if is_kept => "its process has died, and requests wait for its successor, which begins".to_owned(),
             None if ublk.is_some() => {
                 "its process has died, and requests wait; byway attach again, or byway detach".to_owned()
             }
@@ -282,242 +298,5 @@ fn is_local(address: &Address) -> bool {
         Address::Unix(_) | Address::Shared(_) => true,
         // One can only bind to an address of one's own.
         Address::Tcp(to) | Address::Rdma(to) => UdpSocket::bind((to.ip(), 0)).is_ok(),
-    }
-}
-
-/// The process of a device.
-fn serve(arguments: &AttachArguments, uri: &RemoteUri, name: &str) -> Result<(), AttachError> {
-    let (uri, tls) = if arguments.in_background {
-        let local = |source| AttachError::Background { source };
-        let absolute = (uri.absolute().map_err(local)?, arguments.tls.absolute().map_err(local)?);
-        background::settle().map_err(local)?;
-        absolute
-    } else {
-        (uri.clone(), arguments.tls.clone())
-    };
-    let uri = &uri;
-    // Before the loop has a ring.
-    let place = DevicePlace::take().map_err(AttachError::File)?;
-    let supervisor = Supervisor::from_environment().map_err(AttachError::Manager)?;
-    let way = Way::choose(arguments.via)?;
-    let mut claim = Claim::new(name).map_err(AttachError::State)?.ok_or_else(|| AttachError::Taken(name.to_owned()))?;
-    let left = claim.left().cloned();
-    if let Some(left) = &left {
-        let waits = left.failed.is_none() && left.waits()?;
-        if waits && way != Way::Ublk {
-            return Err(AttachError::Waits { name: name.to_owned(), device: left.device.clone() });
-        }
-        if !waits {
-            // One that was never started, or has failed: nothing goes on with it.
-            left.remove_device();
-        }
-    }
-    let (events, heard) = channel();
-    watch_signals(events.clone())?;
-    let client = client_name(&mut claim)?;
-    let volume = VolumeAsked { name: name.to_owned(), uri: uri.clone(), client, tls, access: arguments.access() };
-    start_loop(volume, way, left, events)?;
-    let (info, backing) = loop {
-        match heard.recv() {
-            Ok(Event::Ready(info, backing)) => break (info, backing),
-            Ok(Event::Failed(error)) => return Err(error),
-            // Nothing is there that would have to be taken apart.
-            Ok(Event::Signal) => return Ok(()),
-            Ok(Event::Ended(result)) => return result.map_err(AttachError::Ended),
-            Ok(Event::Resized(_) | Event::Repeated { .. }) => {}
-            Err(_) => return Err(AttachError::Ended("its thread has died".to_owned())),
-        }
-    };
-    let mut device = AttachedDevice::make(backing, &info, (name, uri), place)?;
-    // Lock all pages, also future ones: if a page of this process were swapped to this device, reading it back would wait for this process.
-    if let Err(error) = rustix::mm::mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE) {
-        tracing::warn!(%error, "memory cannot be locked: do not swap to this device");
-    }
-    let path = device.path();
-    let (name, uri, pid) = (name.to_owned(), uri.to_string(), std::process::id() as i32);
-    let (device_name, ublk) = (path.clone(), device.ublk_record());
-    let attachment = Attachment { name, uri, device: device_name, pid, bytes: info.len, ublk, failed: None };
-    let (name, uri) = (attachment.name.clone(), attachment.uri.clone());
-    // The entry is there before the first request: if this process is killed, its device is found by it.
-    let published = claim.publish(attachment).map_err(AttachError::State);
-    if let Err(error) = published.and_then(|()| device.start()) {
-        if device.give_up() {
-            claim.withdraw();
-        }
-        return Err(error);
-    }
-    tracing::info!(volume = uri, device = %path.display(), bytes = info.len, "attached");
-    output::line(path.display());
-    tell(supervisor.ready(&format!("{} is {uri}", path.display())));
-    let ended = follow(&heard, device, &mut claim, &supervisor);
-    claim.end(&ended);
-    if ended.is_ok() && arguments.in_background {
-        // It has nothing to say any more.
-        let _ = std::fs::remove_file(registry::log_of(&name));
-    }
-    ended
-}
-
-/// What follows of a device.
-enum Stage {
-    Attached(AttachedDevice),
-    Detaching(Detaching),
-}
-
-/// Follows the volume's size until the device is detached, and the kernel has no requests any more.
-fn follow(
-    heard: &Receiver<Event>,
-    device: AttachedDevice,
-    claim: &mut Claim,
-    supervisor: &Supervisor,
-) -> Result<(), AttachError> {
-    let mut stage = Stage::Attached(device);
-    loop {
-        stage = match (heard.recv(), stage) {
-            (Ok(Event::Resized(bytes)), Stage::Attached(mut device)) => {
-                if let Err(error) = device.resize(bytes) {
-                    tracing::error!(%error, bytes, "the volume was resized, but the device could not be");
-                }
-                Stage::Attached(device)
-            }
-            (Ok(Event::Repeated { instance, store }), stage) => {
-                if let Err(error) = claim.renew(instance, store) {
-                    tracing::error!(%error, "cannot write to the registry: no successor of this process can take the device over");
-                }
-                stage
-            }
-            (Ok(Event::Signal), Stage::Attached(device)) => detach(device, supervisor),
-            (Ok(Event::Ended(result)), stage) => {
-                let detached = match stage {
-                    Stage::Attached(device) => device.abandon(),
-                    Stage::Detaching(detaching) => detaching.finish(),
-                };
-                return result.and(detached).map_err(AttachError::Ended);
-            }
-            (Err(_), _) => return Err(AttachError::Ended("its thread has died".to_owned())),
-            (Ok(_), stage) => stage,
-        }
-    }
-}
-
-fn detach(device: AttachedDevice, supervisor: &Supervisor) -> Stage {
-    let stopping = || tell(supervisor.stopping("writing out what is not at the server yet"));
-    match device.detach(stopping) {
-        Ok(detaching) => Stage::Detaching(detaching),
-        Err(device) => {
-            output::note(format!(
-                "{} is in use (mounted, swap, or part of another device), and stays attached; unmount it first",
-                device.path().display()
-            ));
-            Stage::Attached(device)
-        }
-    }
-}
-
-fn tell(told: io::Result<()>) {
-    if let Err(error) = told {
-        tracing::warn!(%error, "cannot notify the service manager");
-    }
-}
-
-/// Opens the volume and serves it in a thread of its own. `left` is what a dead process has left of its device.
-fn start_loop(
-    volume: VolumeAsked,
-    way: Way,
-    left: Option<Attachment>,
-    events: Sender<Event>,
-) -> Result<(), AttachError> {
-    let run = move || {
-        let serve = || match Requests::open(&volume) {
-            Ok(mut requests) => match way {
-                Way::Loop => {
-                    let made = VolumeFile::mount(&volume.name, &volume.uri, &requests);
-                    serve_kernel(requests, made.map(|(kernel, file)| (kernel, Backing::File(file))), &events)
-                }
-                Way::Nbd => {
-                    let made = NbdSocket::open(&requests.info);
-                    serve_kernel(requests, made.map(|(kernel, socket)| (kernel, Backing::Nbd(socket))), &events)
-                }
-                Way::Ublk => {
-                    let made = UblkQueue::open(&mut requests, left.as_ref());
-                    serve_kernel(requests, made.map(|(kernel, device)| (kernel, Backing::Ublk(device))), &events)
-                }
-            },
-            Err(error) => Event::Failed(error),
-        };
-        tell_end(&events, serve);
-    };
-    std::thread::Builder::new().name("byway-volume".to_owned()).spawn(run).map_err(AttachError::Thread)?;
-    Ok(())
-}
-
-/// A successor is the same client: the server begins its session when the I/O of the dead process's has ended.
-fn client_name(claim: &mut Claim) -> Result<ClientName, AttachError> {
-    if let Some(client) = claim.begin_sessions().map_err(AttachError::State)? {
-        return Ok(client);
-    }
-    let mut id = [0; 16];
-    getrandom::fill(&mut id).map_err(|error| AttachError::Random(io::Error::other(error.to_string())))?;
-    Ok(ClientName { id, first_session: 1 })
-}
-
-/// Serves the kernel's requests until there are none any more.
-fn serve_kernel<K: KernelSide>(
-    requests: Requests,
-    made: Result<(K, Backing), AttachError>,
-    events: &Sender<Event>,
-) -> Event {
-    let (kernel, backing) = match made {
-        Ok(made) => made,
-        Err(error) => return Event::Failed(error),
-    };
-    let info = requests.info;
-    match VolumeServer::new(requests, kernel, events.clone()) {
-        Ok(server) => {
-            let _ = events.send(Event::Ready(info, backing));
-            Event::Ended(server.serve())
-        }
-        Err(error) => Event::Failed(AttachError::Thread(error)),
-    }
-}
-
-/// Tells the main thread how the loop ended, also if it panicked.
-fn tell_end(events: &Sender<Event>, serve: impl FnOnce() -> Event) {
-    // Nothing of the loop is used after it has panicked: it is dropped.
-    let event = catch_unwind(AssertUnwindSafe(serve)).unwrap_or_else(|_| {
-        Event::Ended(Err("its loop has panicked, which is a fault of byway; the log says where".to_owned()))
-    });
-    let _ = events.send(event);
-}
-
-fn watch_signals(events: Sender<Event>) -> Result<(), AttachError> {
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP]).map_err(AttachError::Thread)?;
-    let watch = move || {
-        // A terminal that goes does not end a device.
-        for _ in signals.forever().filter(|signal| *signal != SIGHUP) {
-            if events.send(Event::Signal).is_err() {
-                return;
-            }
-        }
-    };
-    std::thread::Builder::new().name("byway-signals".to_owned()).spawn(watch).map_err(AttachError::Thread)?;
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_loop_that_panics_is_an_end() {
-        // The thread for signals keeps a sender: no end comes of that by itself.
-        let (events, heard) = channel();
-        let serving = events.clone();
-        let thread = std::thread::spawn(move || tell_end(&serving, || panic!("a fault of this test")));
-        thread.join().unwrap();
-        let Ok(Event::Ended(Err(said))) = heard.try_recv() else { panic!("an end") };
-        assert!(said.contains("panicked"), "{said}");
-        drop(events);
     }
 }

@@ -4,7 +4,10 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use byway_frontend::fuse::channel::Channel;
+use byway_frontend::fuse::session::Terms;
 use byway_frontend::fuse::{Notifier, NotifyError};
 use byway_frontend::loop_device::{DevicePlace, LoopDevice, LoopOptions, claim};
 use byway_frontend::nbd_device::{NbdDevice, NbdDeviceOptions};
@@ -13,30 +16,41 @@ use byway_service::block::client::VolumeInfo;
 use rustix::fs::{AtFlags, Mode, OFlags, StatxFlags};
 
 use super::command::AttachError;
+use super::keeper::{KeeperLink, KeptDevice};
 use super::nbd_socket::KernelSocket;
-use super::registry::{self, UblkRecord};
+use super::registry::{self, ClientRecord, FileRecord, KeeperRecord, UblkRecord};
+use super::serving::DeviceAsked;
 use super::ublk_queue::AddedDevice;
-use super::volume_file::{self, MountedFile};
-use crate::remote::RemoteUri;
+use super::volume_file::{self, MountedFile, TakenFile};
 
 /// What a device is made of, and the loop's thread serves.
 pub(super) enum Backing {
     File(MountedFile),
+    Taken(TakenFile),
     Ublk(AddedDevice),
     Nbd(KernelSocket),
 }
 
 /// A device that is there.
 pub(super) enum AttachedDevice {
-    /// The notifier goes first: with it goes the last of `/dev/fuse` if the loop has died, so that writing out what the device still
-    /// has fails instead of waiting for that loop.
-    Loop {
-        notifier: Notifier,
-        file: File,
-        device: LoopDevice,
-    },
+    Loop(FileDevice),
     Ublk(AddedDevice),
     Nbd(NbdDevice),
+}
+
+/// A loop device on the volume's file.
+///
+/// The channel goes first: with it goes the last of `/dev/fuse` if the loop has died, so that writing out what the device still has fails
+/// instead of waiting for that loop.
+pub(super) struct FileDevice {
+    channel: Arc<Channel>,
+    file: File,
+    device: LoopDevice,
+    /// What was agreed with the kernel.
+    terms: Option<Terms>,
+    client: ClientRecord,
+    /// No process has served it before.
+    is_new: bool,
 }
 
 /// A device that the kernel removes, or has removed.
@@ -70,10 +84,10 @@ impl AttachedDevice {
     pub(super) fn make(
         backing: Backing,
         info: &VolumeInfo,
-        asked: (&str, &RemoteUri),
+        asked: &DeviceAsked<'_>,
         place: DevicePlace,
     ) -> Result<Self, AttachError> {
-        let (name, uri) = asked;
+        let &DeviceAsked { name, uri, .. } = asked;
         match backing {
             Backing::Ublk(added) => Ok(Self::Ublk(added)),
             Backing::Nbd(KernelSocket { socket, flags, request_bytes_max }) => {
@@ -82,7 +96,8 @@ impl AttachedDevice {
                 let options = NbdDeviceOptions { bytes, block_bytes, request_bytes_max, flags, identifier };
                 Ok(Self::Nbd(NbdDevice::connect(socket.as_fd(), &options)?))
             }
-            Backing::File(MountedFile { mount, notifier }) => {
+            Backing::Taken(_) => Err(AttachError::NoRecord),
+            Backing::File(MountedFile { mount, channel, terms, client }) => {
                 let access = if info.read_only { OFlags::RDONLY } else { OFlags::RDWR };
                 let flags = access | OFlags::DIRECT | OFlags::CLOEXEC;
                 let file = rustix::fs::openat(&mount, name, flags, Mode::empty());
@@ -92,9 +107,17 @@ impl AttachedDevice {
                 let device = LoopDevice::over(file.as_fd(), options, place)?;
                 // The file is enough from here on.
                 drop(mount);
-                Ok(Self::Loop { notifier, file, device })
+                let terms = terms.get().copied();
+                Ok(Self::Loop(FileDevice { channel, file, device, terms, client, is_new: true }))
             }
         }
+    }
+
+    /// A loop device that a process has served that has died. `path` is its node.
+    pub(super) fn taken_over(taken: TakenFile, kept: KeptDevice, path: PathBuf) -> Self {
+        let TakenFile { channel, terms, client } = taken;
+        let (file, device) = (File::from(kept.file), LoopDevice::adopt(kept.device, path));
+        Self::Loop(FileDevice { channel, file, device, terms: Some(terms), client, is_new: false })
     }
 
     /// Lets the kernel use the device.
@@ -103,7 +126,7 @@ impl AttachedDevice {
     /// The kernel's.
     pub(super) fn start(&mut self) -> Result<(), AttachError> {
         match self {
-            Self::Loop { .. } | Self::Nbd(_) => Ok(()),
+            Self::Loop(_) | Self::Nbd(_) => Ok(()),
             Self::Ublk(added) => Ok(added.device.start()?),
         }
     }
@@ -111,7 +134,7 @@ impl AttachedDevice {
     /// It cannot be started, or nothing tells of it: a new device goes, and one that was taken over waits for another successor.
     /// Whether it goes.
     pub(super) fn give_up(self) -> bool {
-        let is_new = !matches!(&self, Self::Ublk(added) if !added.is_new);
+        let is_new = self.is_new();
         if is_new && let Err(error) = self.abandon() {
             tracing::warn!(error, "giving the device up");
         }
@@ -120,7 +143,7 @@ impl AttachedDevice {
 
     pub(super) fn path(&self) -> PathBuf {
         match self {
-            Self::Loop { device, .. } => device.path().to_owned(),
+            Self::Loop(on_file) => on_file.device.path().to_owned(),
             Self::Ublk(added) => added.device.path(),
             Self::Nbd(device) => device.path(),
         }
@@ -128,9 +151,49 @@ impl AttachedDevice {
 
     pub(super) fn ublk_record(&self) -> Option<UblkRecord> {
         match self {
-            Self::Loop { .. } | Self::Nbd(_) => None,
+            Self::Loop(_) | Self::Nbd(_) => None,
             Self::Ublk(added) => Some(added.record),
         }
+    }
+
+    /// What a successor needs to take over the file under a loop device, if it can.
+    pub(super) fn file_record(&self, keeper: KeeperRecord) -> Option<FileRecord> {
+        let Self::Loop(on_file) = self else { return None };
+        let terms = on_file.terms.filter(Terms::resends);
+        if terms.is_none() {
+            tracing::warn!(
+                "the kernel cannot send requests again (FUSE_NOTIFY_RESEND, Linux 6.9): if this process is killed, the device's requests fail"
+            );
+        }
+        Some(FileRecord::new(keeper, terms?, on_file.client))
+    }
+
+    /// Has the keeper of a loop device keep it, if it can have a successor.
+    pub(super) fn keep_by(&self, keeper: &KeeperLink) {
+        if let Self::Loop(FileDevice { channel, file, device, terms, .. }) = self
+            && terms.is_some_and(|terms| terms.resends())
+        {
+            keeper.keep([channel.as_fd(), file.as_fd(), device.as_fd()]);
+        }
+    }
+
+    /// Whether no process has served it before.
+    pub(super) fn is_new(&self) -> bool {
+        match self {
+            Self::Loop(on_file) => on_file.is_new,
+            Self::Ublk(added) => added.is_new,
+            Self::Nbd(_) => true,
+        }
+    }
+
+    /// Has a loop device that was taken over take the volume's size, in bytes, if that has changed meanwhile.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(super) fn take_size(&mut self, bytes: u64) -> Result<(), AttachError> {
+        let Self::Loop(on_file) = &*self else { return Ok(()) };
+        let before = on_file.device.bytes().map_err(AttachError::File)?;
+        if before / 512 == bytes / 512 { Ok(()) } else { self.resize(bytes) }
     }
 
     /// Has the device take the volume's size, in bytes.
@@ -141,9 +204,9 @@ impl AttachedDevice {
         match self {
             Self::Ublk(added) => added.device.resize(bytes)?,
             Self::Nbd(device) => device.resize(bytes)?,
-            Self::Loop { notifier, file, device } => {
+            Self::Loop(FileDevice { channel, file, device, .. }) => {
                 // The kernel asks for the file's size, and the device takes it.
-                let told = notifier.invalidate_inode(volume_file::NODE, -1, 0);
+                let told = Notifier::new(Arc::clone(channel)).invalidate_inode(volume_file::NODE, -1, 0);
                 told.map_err(|error: NotifyError| AttachError::File(io::Error::other(error)))?;
                 let how = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
                 let stat = rustix::fs::statx(file, c"", how, StatxFlags::SIZE);
@@ -164,9 +227,9 @@ impl AttachedDevice {
             Err(_) => None,
         };
         stopping();
-        if let Self::Loop { .. } = self {
+        if let Self::Loop(_) = self {
             // The kernel takes it apart when its last user closes it: at once, unless a program has it open.
-            return Ok(Detaching { ublk: None, unwritten: None });
+            return Ok(Detaching::of_loop());
         }
         // No program can mount the device at this moment. Programs that have it open get errors from now on.
         let written = claimed.as_ref().map_or(Ok(()), File::sync_all);
@@ -177,7 +240,7 @@ impl AttachedDevice {
     /// Has the kernel end the device, with errors for its users. Gives one of ublk, which is to be removed.
     fn stop(self) -> Option<UblkDevice> {
         let (stopped, ublk) = match self {
-            Self::Loop { .. } => (Ok(()), None),
+            Self::Loop(_) => (Ok(()), None),
             Self::Ublk(AddedDevice { mut device, .. }) => (device.stop().map_err(AttachError::from), Some(device)),
             Self::Nbd(mut device) => (device.disconnect().map_err(AttachError::from), None),
         };
@@ -194,6 +257,11 @@ impl AttachedDevice {
 }
 
 impl Detaching {
+    /// The kernel takes a loop device apart when its last user closes it.
+    pub(super) fn of_loop() -> Self {
+        Self { ublk: None, unwritten: None }
+    }
+
     /// The loop has ended: nothing of the device stays.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use byway_frontend::fuse::session::Terms;
 use byway_frontend::nbd_device;
 use byway_frontend::ublk::{self, UblkError};
 use byway_service::block::client::ClientName;
@@ -40,6 +41,9 @@ pub(super) struct Attachment {
     /// What a successor needs to take over a device of ublk.
     #[serde(default)]
     pub ublk: Option<UblkRecord>,
+    /// What a successor needs to take over the file under a loop device.
+    #[serde(default)]
+    pub file: Option<FileRecord>,
     /// Why the device ended before the server had confirmed all writes.
     pub failed: Option<String>,
 }
@@ -49,8 +53,65 @@ pub(super) struct Attachment {
 pub(super) struct UblkRecord {
     /// The number by which the device is known.
     pub cookie: u64,
-    /// The client that the process is to the server.
-    pub client: [u8; 16],
+    /// The process's client.
+    #[serde(flatten)]
+    pub client: ClientRecord,
+}
+
+/// What a successor needs to take over the file under a loop device. The keeper has the descriptors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct FileRecord {
+    /// The process that starts the successor.
+    pub keeper: KeeperRecord,
+    /// What was agreed with the kernel at FUSE's INIT: the minor version, the longest WRITE in bytes, and flags.
+    pub minor: u32,
+    pub write_bytes_max: u32,
+    pub flags: u64,
+    /// The process's client.
+    #[serde(flatten)]
+    pub client: ClientRecord,
+}
+
+impl FileRecord {
+    pub(super) fn new(keeper: KeeperRecord, terms: Terms, client: ClientRecord) -> Self {
+        let Terms { minor, write_bytes_max, flags } = terms;
+        Self { keeper, minor, write_bytes_max, flags, client }
+    }
+
+    pub(super) fn terms(&self) -> Terms {
+        Terms { minor: self.minor, write_bytes_max: self.write_bytes_max, flags: self.flags }
+    }
+}
+
+/// The keeper of a loop device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct KeeperRecord {
+    pub pid: i32,
+    /// When it began, in the kernel's clock ticks: another process may have its number by now.
+    pub started: u64,
+}
+
+impl KeeperRecord {
+    /// Of a process; `None` if there is none.
+    pub(super) fn of(pid: i32) -> Option<Self> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The 22nd word; the second one is a name in parentheses, which may have blanks and parentheses.
+        let started = stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(19)?.parse().ok()?;
+        let is_zombie = stat.rsplit_once(')')?.1.starts_with(" Z");
+        (!is_zombie).then_some(Self { pid, started })
+    }
+
+    pub(super) fn lives(&self) -> bool {
+        Self::of(self.pid) == Some(*self)
+    }
+}
+
+/// What a successor needs to be the same client to the server as the process before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ClientRecord {
+    /// The client's name.
+    #[serde(rename = "client")]
+    pub id: [u8; 16],
     /// The number of its first session; later processes begin with higher ones.
     pub first_session: u64,
     /// The device refuses writes. Records of earlier versions do not say so, and count as writable.
@@ -68,6 +129,20 @@ impl Attachment {
     /// Whether the kernel has a device of ublk that waits for a successor of its process.
     pub(super) fn waits(&self) -> Result<bool, UblkError> {
         self.ublk.map_or(Ok(false), |record| ublk::is_there(&self.device, record.cookie))
+    }
+
+    /// Whether a keeper lives that starts a successor of a process that has died.
+    pub(super) fn is_kept(&self) -> bool {
+        self.failed.is_none() && self.file.is_some_and(|file| file.keeper.lives())
+    }
+
+    /// What a successor needs to be the same client.
+    fn client_mut(&mut self) -> Option<&mut ClientRecord> {
+        match (&mut self.ublk, &mut self.file) {
+            (Some(ublk), _) => Some(&mut ublk.client),
+            (None, Some(file)) => Some(&mut file.client),
+            (None, None) => None,
+        }
     }
 
     /// Removes what the kernel still has of the device after the end of its process. Loop devices go by themselves.
@@ -157,13 +232,13 @@ impl Claim {
         // With the name locked, no living process has one.
         let prefix = format!("byway:{name}:");
         remove_nbd_devices(|found| found.strip_prefix(&prefix).is_some_and(|pid| !pid.contains(':')));
-        // A device of ublk may wait for a successor: its record stays until there is one. It is read from the locked file: to close
-        // another descriptor of the file would give up the lock.
-        let attachment = parse(&file).filter(|left| left.ublk.is_some());
+        // A device may wait for a successor: its record stays until there is one. It is read from the locked file: to close another
+        // descriptor of the file would give up the lock.
+        let attachment = parse(&file).filter(|left| left.ublk.is_some() || left.file.is_some());
         Ok(Some(Self { file, name: name.to_owned(), attachment }))
     }
 
-    /// The attachment of a process that has died, if it was by ublk.
+    /// The attachment of a process that has died, if its device can have a successor.
     pub(super) fn left(&self) -> Option<&Attachment> {
         self.attachment.as_ref()
     }
@@ -174,7 +249,7 @@ impl Claim {
     /// published its attachment.
     pub(super) fn begin_sessions(&mut self) -> io::Result<Option<ClientName>> {
         let record = self.change(|record| record.first_session = record.first_session.saturating_add(SESSIONS_MAX))?;
-        Ok(record.map(|record| ClientName { id: record.client, first_session: record.first_session }))
+        Ok(record.map(|record| ClientName { id: record.id, first_session: record.first_session }))
     }
 
     /// Another server process, or the same with other files, has all that was acknowledged.
@@ -182,12 +257,24 @@ impl Claim {
         self.change(|record| (record.instance, record.store) = (instance, store)).map(drop)
     }
 
-    /// Changes the record of a device of ublk, in the file first; gives it.
-    fn change(&mut self, change: impl FnOnce(&mut UblkRecord)) -> io::Result<Option<UblkRecord>> {
+    /// Another process keeps the descriptors.
+    pub(super) fn renew_keeper(&mut self, keeper: KeeperRecord) -> io::Result<()> {
+        let Some(mut attachment) = self.attachment.clone() else { return Ok(()) };
+        let Some(file) = &mut attachment.file else { return Ok(()) };
+        file.keeper = keeper;
+        self.write(&attachment)?;
+        self.attachment = Some(attachment);
+        Ok(())
+    }
+
+    /// Changes the client's record, which is this process's then, in the file first; gives it.
+    fn change(&mut self, change: impl FnOnce(&mut ClientRecord)) -> io::Result<Option<ClientRecord>> {
         let Some(mut attachment) = self.attachment.clone() else { return Ok(None) };
-        let Some(record) = &mut attachment.ublk else { return Ok(None) };
+        let Some(record) = attachment.client_mut() else { return Ok(None) };
         change(record);
         let record = *record;
+        // `byway detach` signals it, also before the attachment is published anew.
+        attachment.pid = std::process::id() as i32;
         self.write(&attachment)?;
         self.attachment = Some(attachment);
         Ok(Some(record))
@@ -308,7 +395,16 @@ mod tests {
 
         fn attachment(&self) -> Attachment {
             let (name, pid) = (self.0.clone(), std::process::id() as i32);
-            Attachment { name, uri: String::new(), device: "/dev/null".into(), pid, bytes: 1, ublk: None, failed: None }
+            Attachment {
+                name,
+                uri: String::new(),
+                device: "/dev/null".into(),
+                pid,
+                bytes: 1,
+                ublk: None,
+                file: None,
+                failed: None,
+            }
         }
     }
 
@@ -316,6 +412,10 @@ mod tests {
         fn drop(&mut self) {
             remove_locked(&self.0);
         }
+    }
+
+    fn client_record() -> ClientRecord {
+        ClientRecord { id: [8; 16], first_session: 1, read_only: false, shared: false, instance: 10, store: 11 }
     }
 
     fn lacks_the_folder() -> bool {
@@ -363,21 +463,13 @@ mod tests {
         let entry = Entry::new("sessions");
         let mut claim = Claim::new(&entry.0).unwrap().unwrap();
         assert_eq!(claim.begin_sessions().unwrap(), None);
-        let record = UblkRecord {
-            cookie: 7,
-            client: [8; 16],
-            first_session: 1,
-            read_only: false,
-            shared: false,
-            instance: 10,
-            store: 11,
-        };
+        let record = UblkRecord { cookie: 7, client: client_record() };
         claim.publish(Attachment { ublk: Some(record), ..entry.attachment() }).unwrap();
         drop(claim);
         // Both die before they have published anything.
         let begin = || Claim::new(&entry.0).unwrap().unwrap().begin_sessions().unwrap().unwrap();
         let (first, second) = (begin(), begin());
-        assert_eq!((first.id, second.id), (record.client, record.client));
+        assert_eq!((first.id, second.id), (record.client.id, record.client.id));
         assert!(1 < first.first_session && first.first_session < second.first_session, "{first:?} {second:?}");
     }
 
@@ -400,15 +492,7 @@ mod tests {
             return;
         }
         let entry = Entry::new("successor");
-        let record = UblkRecord {
-            cookie: 7,
-            client: [8; 16],
-            first_session: 1,
-            read_only: false,
-            shared: false,
-            instance: 10,
-            store: 11,
-        };
+        let record = UblkRecord { cookie: 7, client: client_record() };
         let mut claim = Claim::new(&entry.0).unwrap().unwrap();
         assert_eq!(claim.left(), None);
         claim.publish(Attachment { ublk: Some(record), ..entry.attachment() }).unwrap();
@@ -418,11 +502,34 @@ mod tests {
         drop(Claim::new(&entry.0).unwrap().unwrap());
         let successor = Claim::new(&entry.0).unwrap().unwrap();
         let left = successor.left().unwrap();
-        assert_eq!(left.ublk, Some(UblkRecord { instance: 1, store: 2, ..record }));
+        let client = ClientRecord { instance: 1, store: 2, ..record.client };
+        assert_eq!(left.ublk, Some(UblkRecord { client, ..record }));
         // A process that is killed while it writes a shorter record leaves the end of the longer one.
         drop(successor);
         let text = fs::read_to_string(file_of(&entry.0)).unwrap();
         fs::write(file_of(&entry.0), text + "11}}").unwrap();
-        assert_eq!(Claim::new(&entry.0).unwrap().unwrap().left().unwrap().ublk.unwrap().instance, 1);
+        assert_eq!(Claim::new(&entry.0).unwrap().unwrap().left().unwrap().ublk.unwrap().client.instance, 1);
+    }
+
+    #[test]
+    fn records_read_as_they_were_written() {
+        // As processes wrote it before loop devices had successors.
+        let old = r#"{"name":"a","uri":"u","device":"/dev/ublkb0","pid":1,"bytes":2,"ublk":{"cookie":7,"client":[8,8,8,8,8,8,8,8,8,8,8,8,8,8,8,8],"first_session":1,"instance":10,"store":11},"failed":null}"#;
+        let read: Attachment = serde_json::from_str(old).unwrap();
+        assert_eq!(read.ublk, Some(UblkRecord { cookie: 7, client: client_record() }));
+        let keeper = KeeperRecord { pid: 3, started: 4 };
+        let terms = Terms { minor: 40, write_bytes_max: 1 << 20, flags: u64::MAX };
+        let file = FileRecord::new(keeper, terms, client_record());
+        let written = Attachment { file: Some(file), ..Entry::new("records").attachment() };
+        let read: Attachment = serde_json::from_str(&serde_json::json!(written).to_string()).unwrap();
+        assert_eq!(read, written);
+        assert_eq!(file.terms(), terms);
+    }
+
+    #[test]
+    fn a_keeper_is_known_by_its_beginning() {
+        let own = KeeperRecord::of(std::process::id() as i32).unwrap();
+        assert!(own.lives());
+        assert!(!KeeperRecord { started: own.started + 1, ..own }.lives());
     }
 }

@@ -11,7 +11,8 @@ use byway_service::block::client::{Request, VolumeInfo};
 
 use super::command::AttachError;
 use super::device;
-use super::registry::{Attachment, UblkRecord};
+use super::registry::{Attachment, ClientRecord, UblkRecord};
+use super::successor;
 use super::volume_server::{Answer, KernelSide, KernelWrite, Requests, Supply};
 use crate::limits::ATTACH_REQUESTS_PER_TURN;
 
@@ -45,10 +46,7 @@ impl UblkQueue {
             let (device, queue) = UblkDevice::add(&options)?;
             (device, queue, (options.cookie, options.read_only))
         };
-        let (VolumeInfo { instance, store, .. }, client) = (requests.info, requests.client);
-        let (client, first_session) = (client.id, client.first_session);
-        let shared = requests.access.shared;
-        let record = UblkRecord { cookie, client, first_session, read_only, shared, instance, store };
+        let record = UblkRecord { cookie, client: ClientRecord { read_only, ..successor::client_record(requests) } };
         Ok((Self { queue, supply: Supply::Some }, AddedDevice { device, record, is_new }))
     }
 
@@ -90,33 +88,12 @@ fn take_over(requests: &mut Requests, left: &Attachment) -> Result<Option<TakenO
     if !left.waits()? {
         return Ok(None);
     }
-    check_successor(left, &record, &requests.info)?;
-    requests.access.shared |= record.shared;
-    if !requests.info.read_only && !requests.flush_before_start()? {
-        return Err(server_changed(left));
-    }
+    successor::prepare(requests, left, &record.client)?;
     let taken = UblkDevice::recover(&left.device, record.cookie)?;
     if taken.is_some() {
         tracing::info!(device = %left.device.display(), "taken over from a process that has died");
     }
-    Ok(taken.map(|(device, queue)| (device, queue, (record.cookie, record.read_only))))
-}
-
-/// Whether a process that has opened the volume as `info` says can go on with a device without the loss of a write.
-fn check_successor(left: &Attachment, record: &UblkRecord, info: &VolumeInfo) -> Result<(), AttachError> {
-    // Only the process that has died could have repeated what a server acknowledged and had not flushed.
-    if (record.instance, record.store) != (info.instance, info.store) {
-        return Err(server_changed(left));
-    }
-    // It may not flush the volume, so it could answer no flush of the device.
-    if info.read_only && !record.read_only {
-        return Err(AttachError::Writable { name: left.name.clone(), device: left.device.clone() });
-    }
-    Ok(())
-}
-
-fn server_changed(left: &Attachment) -> AttachError {
-    AttachError::ServerChanged { name: left.name.clone(), device: left.device.clone() }
+    Ok(taken.map(|(device, queue)| (device, queue, (record.cookie, record.client.read_only))))
 }
 
 fn options(info: &VolumeInfo) -> Result<UblkOptions, AttachError> {
@@ -188,49 +165,3 @@ impl KernelSide for UblkQueue {
 }
 
 const _: () = assert!(UBLK_REQUEST_BYTES_MAX as usize <= byway_reactor::limits::FRAME_BYTES_MAX);
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_successor_has_the_same_server_and_may_flush() {
-        let record = UblkRecord {
-            cookie: 1,
-            client: [2; 16],
-            first_session: 3,
-            read_only: false,
-            shared: false,
-            instance: 4,
-            store: 5,
-        };
-        let left = Attachment {
-            name: "disk".to_owned(),
-            uri: String::new(),
-            device: "/dev/ublkb0".into(),
-            pid: 1,
-            bytes: 4096,
-            ublk: Some(record),
-            failed: None,
-        };
-        let info = VolumeInfo {
-            len: 4096,
-            block_bytes: 512,
-            request_max: 1 << 20,
-            read_only: false,
-            volatile: false,
-            instance: 4,
-            store: 5,
-            backing_id: 6,
-        };
-        let check = |record: UblkRecord, info: VolumeInfo| check_successor(&left, &record, &info);
-        check(record, info).unwrap();
-        for changed in [VolumeInfo { instance: 6, ..info }, VolumeInfo { store: 6, ..info }] {
-            assert!(matches!(check(record, changed), Err(AttachError::ServerChanged { .. })));
-        }
-        // It would answer flushes of the device without one of the volume.
-        let read_only = VolumeInfo { read_only: true, ..info };
-        assert!(matches!(check(record, read_only), Err(AttachError::Writable { .. })));
-        check(UblkRecord { read_only: true, ..record }, read_only).unwrap();
-    }
-}

@@ -7,19 +7,22 @@ mod requests;
 
 use std::io::{self, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use byway_frontend::fuse::Notifier;
 use byway_frontend::fuse::abi::WriteOut;
 use byway_frontend::fuse::channel::{Channel, Received};
 use byway_frontend::fuse::mount::{MountOptions, mount_detached};
 use byway_frontend::fuse::request::{RequestError, WRITE_HEAD_BYTES, parse_parts};
-use byway_frontend::fuse::session::{Session, Step, Wishes};
+use byway_frontend::fuse::session::{Reading, Session, Step, Terms, Wishes};
 use byway_frontend::limits::FUSE_WRITE_BYTES_MAX;
 use byway_reactor::{Errno, Frame};
+use byway_service::block::client::VolumeInfo;
 use zerocopy::IntoBytes;
 
 use super::command::AttachError;
+use super::registry::{Attachment, ClientRecord};
+use super::successor;
 use super::volume_server::{Answer, KernelSide, Requests, Supply};
 use crate::limits::{ATTACH_FRAME_BYTES, ATTACH_REQUESTS_PER_TURN};
 use crate::remote::RemoteUri;
@@ -31,6 +34,8 @@ pub(super) const NODE: u64 = 2;
 pub(super) struct VolumeFile {
     channel: Arc<Channel>,
     session: Session,
+    /// The session's, for the main thread.
+    terms: Arc<OnceLock<Terms>>,
     /// The file's.
     name: String,
     /// What the next request is read into.
@@ -46,7 +51,17 @@ pub(super) struct VolumeFile {
 pub(super) struct MountedFile {
     /// The file system, which is attached to no directory.
     pub mount: OwnedFd,
-    pub notifier: Notifier,
+    pub channel: Arc<Channel>,
+    /// What was agreed with the kernel. It is there once the file is open.
+    pub terms: Arc<OnceLock<Terms>>,
+    pub client: ClientRecord,
+}
+
+/// A file that another process has served, for the main thread.
+pub(super) struct TakenFile {
+    pub channel: Arc<Channel>,
+    pub terms: Terms,
+    pub client: ClientRecord,
 }
 
 impl VolumeFile {
@@ -57,24 +72,43 @@ impl VolumeFile {
         let (channel, mount) = mount_detached(&options)?;
         channel.set_nonblocking().map_err(AttachError::File)?;
         let channel = Arc::new(channel);
-        let wishes = Wishes {
-            write_bytes_max: info.request_max.min(FUSE_WRITE_BYTES_MAX),
-            read_directory_plus: false,
-            auto_invalidate: false,
-            ..Wishes::default()
-        };
-        let notifier = Notifier::new(Arc::clone(&channel));
-        let file = Self {
+        let file = Self::over(Arc::clone(&channel), Session::new(wishes(info)), name);
+        let (terms, client) = (Arc::clone(&file.terms), successor::client_record(requests));
+        Ok((file, MountedFile { mount, channel, terms, client }))
+    }
+
+    /// Goes on with the file of a process that has died. The kernel sends again what that process had not answered.
+    pub(super) fn take_over(
+        name: &str,
+        requests: &mut Requests,
+        left: &Attachment,
+        channel: Channel,
+    ) -> Result<(Self, TakenFile), AttachError> {
+        let record = left.file.ok_or(AttachError::NoRecord)?;
+        successor::prepare(requests, left, &record.client)?;
+        let channel = Arc::new(channel);
+        let terms = record.terms();
+        let mut session = Session::taken_over(wishes(&requests.info), terms);
+        session.set_reading(Reading::GoesOn);
+        let told = Notifier::new(Arc::clone(&channel)).resend();
+        told.map_err(|error| AttachError::File(io::Error::other(error)))?;
+        let client = ClientRecord { read_only: record.client.read_only, ..successor::client_record(requests) };
+        tracing::info!(device = %left.device.display(), "taken over from a process that has died");
+        Ok((Self::over(Arc::clone(&channel), session, name), TakenFile { channel, terms, client }))
+    }
+
+    fn over(channel: Arc<Channel>, session: Session, name: &str) -> Self {
+        Self {
             channel,
-            session: Session::new(wishes),
+            session,
+            terms: Arc::new(OnceLock::new()),
             name: name.to_owned(),
             head: [0; WRITE_HEAD_BYTES],
             incoming: None,
             joined: Vec::new(),
             may_have_requests: true,
             ended: false,
-        };
-        Ok((file, MountedFile { mount, notifier }))
+        }
     }
 
     fn take_request(&mut self, frame: Frame, bytes: usize, requests: &mut Requests) {
@@ -83,7 +117,12 @@ impl VolumeFile {
         let mut joined = std::mem::take(&mut self.joined);
         match parse_parts(&head[..in_head], &frame.bytes()[..bytes - in_head], &mut joined) {
             Ok(parsed) => match self.session.receive(&parsed) {
-                Step::Welcome(out) => self.reply(parsed.unique, Ok(&[out.as_bytes()])),
+                Step::Welcome(out) => {
+                    if let Some(terms) = self.session.terms() {
+                        let _ = self.terms.set(terms);
+                    }
+                    self.reply(parsed.unique, Ok(&[out.as_bytes()]));
+                }
                 Step::Refuse(errno) => self.reply(parsed.unique, Err(errno)),
                 Step::Serve { .. } => {
                     let left = self.request(&parsed, &frame, &requests.info);
@@ -106,6 +145,16 @@ impl VolumeFile {
         if let Err(error) = self.channel.reply(unique, answer) {
             tracing::error!(%error, "cannot send a reply to the kernel");
         }
+    }
+}
+
+fn wishes(info: &VolumeInfo) -> Wishes {
+    Wishes {
+        write_bytes_max: info.request_max.min(FUSE_WRITE_BYTES_MAX),
+        read_directory_plus: false,
+        auto_invalidate: false,
+        resends: true,
+        ..Wishes::default()
     }
 }
 

@@ -14,7 +14,8 @@ use byway_service::block::client::{
     ClientName, ConnectError, Done, Notice, Request, Volume, VolumeError, VolumeInfo, VolumeOptions,
 };
 
-use super::command::{AttachError, Event};
+use super::command::AttachError;
+use super::serving::Event;
 use crate::limits::{ATTACH_FRAME_BYTES, ATTACH_LOST_AFTER};
 use crate::remote::{RemoteError, RemoteUri, native_failed};
 use crate::tls::ClientTlsArguments;

@@ -196,6 +196,7 @@ pub mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     pub const INIT_EXT: u64 = 1 << 30;
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub const HAS_RESEND: u64 = 1 << 39;
 }
 
 /// Flags of the answer to OPEN.
@@ -249,6 +250,8 @@ pub const LOCK_FLOCK: u32 = 1;
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 /// The notification that an entry is stale.
 pub const NOTIFY_INVALIDATE_ENTRY: i32 = 3;
+/// The code of a notification: send again what was read and not answered. Of kernels with [`init::HAS_RESEND`].
+pub const NOTIFY_RESEND: i32 = 7;
 
 #[cfg(test)]
 mod tests {

@@ -38,9 +38,18 @@ impl Channel {
         Ok(Self(File::options().read(true).write(true).open("/dev/fuse")?.into()))
     }
 
-    /// A channel of a mount that another program made.
-    pub(super) fn adopt(fd: OwnedFd) -> Self {
+    /// A channel of a mount that another process made.
+    pub fn adopt(fd: OwnedFd) -> Self {
         Self(fd)
+    }
+
+    /// The same channel with a descriptor above those of block devices, for a process that holds one over the mount: see
+    /// [`DevicePlace`](crate::loop_device::DevicePlace).
+    ///
+    /// # Errors
+    /// The kernel's: too many descriptors are open.
+    pub fn above_devices(self) -> io::Result<Self> {
+        Ok(Self(rustix::io::fcntl_dupfd_cloexec(&self.0, HIGH_DESCRIPTOR_MIN)?))
     }
 
     /// Another channel of the same mount, for another thread.
@@ -121,6 +130,9 @@ impl Channel {
         rustix::io::retry_on_intr(|| rustix::io::writev(&self.0, &slices[..=parts.len()])).map(|_| ())
     }
 }
+
+/// More than a keeper of a block device has other descriptors.
+const HIGH_DESCRIPTOR_MIN: i32 = 512;
 
 fn unless_withdrawn(answered: io::Result<()>) -> io::Result<()> {
     let is_withdrawn = |error| matches!(error, Errno::NOENT | Errno::NODEV | Errno::CONNABORTED);

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use rustix::io::Errno;
 use zerocopy::IntoBytes;
 
-use super::abi::{InvalidateEntryOut, InvalidateInodeOut, NOTIFY_INVALIDATE_ENTRY, NOTIFY_INVALIDATE_INODE, OutHeader};
+use super::abi::{
+    InvalidateEntryOut, InvalidateInodeOut, NOTIFY_INVALIDATE_ENTRY, NOTIFY_INVALIDATE_INODE, NOTIFY_RESEND, OutHeader,
+};
 use super::channel::Channel;
 
 thread_local! {
@@ -33,7 +35,7 @@ pub enum NotifyError {
     #[error("a name of {0} bytes: names have 1 to 255 (a bug of byway)")]
     Name(usize),
     /// The kernel's.
-    #[error("the kernel refused an invalidation: {0}")]
+    #[error("the kernel refused a notification: {0}")]
     Kernel(io::Error),
 }
 
@@ -78,6 +80,15 @@ impl Notifier {
         }
         let head = InvalidateEntryOut { parent, name_bytes: name.len() as u32, flags: 0 };
         self.send(NOTIFY_INVALIDATE_ENTRY, &[head.as_bytes(), name, &[0]])
+    }
+
+    /// Has the kernel send again all requests that were read and not answered, before new ones: a process that has died read them. Bit 63
+    /// of their numbers is set. Waits for nothing. To be called before this process reads a request.
+    ///
+    /// # Errors
+    /// [`NotifyError::Kernel`], with `EINVAL` where [`Terms::resends`](super::session::Terms::resends) is false.
+    pub fn resend(&self) -> Result<(), NotifyError> {
+        self.write(NOTIFY_RESEND, &[]).map(|_| ())
     }
 
     fn send(&self, code: i32, parts: &[&[u8]]) -> Result<bool, NotifyError> {

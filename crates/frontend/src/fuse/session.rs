@@ -26,6 +26,8 @@ pub struct Wishes {
     pub cache_symlinks: bool,
     /// Cached pages go when a file's size or time was seen to change, asked for again when attributes are no longer valid.
     pub auto_invalidate: bool,
+    /// The kernel can send again what a process has read and not answered (Linux 6.9).
+    pub resends: bool,
 }
 
 impl Default for Wishes {
@@ -39,6 +41,7 @@ impl Default for Wishes {
             applies_umask: false,
             cache_symlinks: false,
             auto_invalidate: true,
+            resends: false,
         }
     }
 }
@@ -52,6 +55,13 @@ pub struct Terms {
     pub write_bytes_max: u32,
     /// Flags of [`abi::init`] that hold.
     pub flags: u64,
+}
+
+impl Terms {
+    /// Whether the kernel sends again what was read and not answered ([`Wishes::resends`]).
+    pub fn resends(&self) -> bool {
+        self.flags & init::HAS_RESEND != 0
+    }
 }
 
 /// Whether further requests are read.
@@ -339,6 +349,7 @@ impl Session {
             (wishes.cache_symlinks, init::CACHE_SYMLINKS),
             (wishes.auto_invalidate, init::AUTO_INVAL_DATA),
             (!wishes.auto_invalidate, init::EXPLICIT_INVAL_DATA),
+            (wishes.resends, init::HAS_RESEND),
         ];
         choices.into_iter().filter_map(|(wish, flags)| wish.then_some(flags)).fold(always, |all, flags| all | flags)
     }
@@ -384,6 +395,17 @@ mod tests {
         let Step::Welcome(out) = session.receive(&asked(2, Operation::Init(old))) else { panic!("welcome") };
         assert_eq!((out.minor, out.max_write), (31, 128 << 10));
         assert_eq!(u64::from(out.flags), init::INIT_EXT | init::ASYNC_READ);
+    }
+
+    #[test]
+    fn only_newer_kernels_send_requests_again() {
+        let flags2 = (init::HAS_RESEND >> 32) as u32;
+        for (offered, resends) in [(flags2, true), (0, false)] {
+            let mut session = Session::new(Wishes { resends: true, ..Wishes::default() });
+            session.receive(&asked(2, Operation::Init(InitIn { flags2: offered, ..kernel() })));
+            assert_eq!(session.terms().unwrap().resends(), resends);
+        }
+        assert!(!running().terms().unwrap().resends(), "not wished");
     }
 
     #[test]
