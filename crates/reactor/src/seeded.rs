@@ -181,6 +181,13 @@ pub enum Bug {
     KernelAttributesOfOldSession,
     /// It lets the kernel use attributes, and so pages, although pages are not to be believed.
     KernelAttributesWithStalePages,
+    /// The server leaves a client its lease on a directory through its own change of a name, although others have changed the directory
+    /// meanwhile.
+    NamesKeptThroughOthersChange,
+    /// The client does not note what its own change has done to the names that it goes on using.
+    OwnChangeOfNamesNotNoted,
+    /// The client takes the lease that such an answer brings, although a recall has overtaken it.
+    NamesKeptAfterRecall,
     /// A page whose copy cannot be got is lost, although another copy is there.
     PoolNoOtherCopy,
     /// A put goes to the first copy of its slab alone, and the others count as holding it.
@@ -342,7 +349,7 @@ impl Bug {
     ];
 
     /// Those of shares' leases.
-    pub const LEASES: [Self; 21] = [
+    pub const LEASES: [Self; 24] = [
         Self::LeaseDuringChange,
         Self::LeaseOnOldAnswer,
         Self::ChangeBeforeReturn,
@@ -364,6 +371,9 @@ impl Bug {
         Self::KernelAttributesDuringOwnChange,
         Self::KernelAttributesOfOldSession,
         Self::KernelAttributesWithStalePages,
+        Self::NamesKeptThroughOthersChange,
+        Self::OwnChangeOfNamesNotNoted,
+        Self::NamesKeptAfterRecall,
     ];
 
     /// Those of far memory.

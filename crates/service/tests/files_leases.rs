@@ -3,6 +3,7 @@
 mod cable;
 mod file_server;
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -137,6 +138,66 @@ fn a_listing_brings_leases_on_its_entries() {
     assert_eq!(one.size(*node), 70, "changed by the other");
     two.0.unlink(ME, same_folder, name).unwrap();
     assert_eq!(one.0.look_up(ME, folder, name), Err(Errno::NOENT));
+}
+
+#[test]
+fn a_client_that_changes_a_name_goes_on_with_what_it_knows_of_the_others() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    let in_new =
+        |client: &Cached, directory, name: &[u8]| client.0.look_up(ME, directory, name).map(|found| found.node);
+    let look = || {
+        assert!(one.find(b"file").is_ok() && one.0.attributes(ME, ROOT, None).is_ok());
+        assert_eq!(one.find(b"Missing"), Err(Errno::NOENT));
+    };
+    until_cached(&server, look);
+
+    let before = server.answered();
+    let directory = one.0.make_directory(ME, ROOT, b"directory", 0o755).unwrap().node;
+    look();
+    assert_eq!(one.find(b"directory"), Ok(directory));
+    let links = u64::from(one.0.attributes(ME, ROOT, None).unwrap().links.get());
+    assert_eq!(links, below.path().metadata().unwrap().nlink(), "as after the change");
+    let mut files = Vec::new();
+    for name in [&b"first"[..], b"2", b"third"] {
+        assert_eq!(in_new(&one, directory, name), Err(Errno::NOENT), "a new directory is empty");
+        let create = rustix::fs::OFlags::WRONLY.bits();
+        let (found, handle) = one.0.create(ME, NamedIn::new(directory, name), create, 0o644).unwrap();
+        one.0.close_handle(handle);
+        files.push((name, found.node));
+    }
+    one.0.unlink(ME, directory, b"2").unwrap();
+    assert_eq!(in_new(&one, directory, b"2"), Err(Errno::NOENT));
+    let answers = server.answered() - before;
+    assert!(answers <= 9, "{answers} answers: to 5 changes, 3 closes, and perhaps a renewal");
+    for (name, node) in [files[0], files[2]] {
+        assert_eq!(in_new(&one, directory, name), Ok(node));
+    }
+
+    // What another client changes is seen all the same.
+    let same = two.find(b"directory").unwrap();
+    let (_, handle) = two.0.create(ME, NamedIn::new(same, b"fourth"), 1, 0o644).unwrap();
+    two.0.close_handle(handle);
+    assert!(in_new(&one, directory, b"fourth").is_ok());
+    two.0.unlink(ME, same, b"first").unwrap();
+    assert_eq!(in_new(&one, directory, b"first"), Err(Errno::NOENT));
+    two.0.make_directory(ME, ROOT, b"Missing", 0o755).unwrap();
+    assert!(one.find(b"Missing").is_ok());
+}
+
+/// Such a name may have other spellings: what the client knows of the directory counts no more.
+#[test]
+fn after_a_name_beyond_ascii_a_client_asks_again() {
+    let below = tempfile::tempdir().unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let one = Cached::connect(&server);
+    until_cached(&server, || assert_eq!(one.find(b"missing"), Err(Errno::NOENT)));
+    one.0.make_directory(ME, ROOT, "\u{e9}".as_bytes(), 0o755).unwrap();
+    let before = server.answered();
+    assert_eq!(one.find(b"missing"), Err(Errno::NOENT));
+    assert!(server.answered() > before, "it was asked");
 }
 
 #[test]

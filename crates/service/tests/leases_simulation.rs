@@ -7,11 +7,13 @@ use leases_simulated::{Register, Truth, run};
 
 #[test]
 fn clients_with_caches_see_what_the_server_has() {
-    let one = |seed| match run(seed) {
-        Ok(report) => Ok([report.operations, report.cached, report.fenced, report.restarts].map(|count| count as u64)),
-        Err(broken) => Err(broken.0),
-    };
-    let (count, [operations, cached, fenced, restarts]) = seeds::run(2, one, |total: &mut [u64; 4], one| {
+    let one =
+        |seed| match run(seed) {
+            Ok(report) => Ok([report.operations, report.cached, report.fenced, report.restarts, report.kept]
+                .map(|count| count as u64)),
+            Err(broken) => Err(broken.0),
+        };
+    let (count, [operations, cached, fenced, restarts, kept]) = seeds::run(2, one, |total: &mut [u64; 5], one| {
         total.iter_mut().zip(one).for_each(|(total, one)| *total += one);
     });
     // Chance has done something.
@@ -20,6 +22,7 @@ fn clients_with_caches_see_what_the_server_has() {
         assert!(cached > operations / 20, "{cached} of {operations} from caches");
         assert!(fenced > count / 20, "{fenced} sessions were ended by the server");
         assert!(restarts > count, "{restarts} restarts of the server");
+        assert!(kept > count, "{kept} changes left their client its lease");
     }
 }
 

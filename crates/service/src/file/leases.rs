@@ -111,6 +111,8 @@ struct File {
     waiting: Vec<Change>,
     /// When the last change ended.
     changed: Since,
+    /// The session that gave up a lease for the change under way, which is the only one since then.
+    keeper: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -128,6 +130,7 @@ struct Session<R> {
 
 #[derive(Debug)]
 struct Waiting<R> {
+    session: u64,
     route: R,
     ticket: u64,
     files: Vec<FileId>,
@@ -223,14 +226,7 @@ impl<R: Clone> Leases<R> {
         if file.changing {
             return None;
         }
-        file.object.ask(Holder::Session(session), Mode::Read, now).ok()?;
-        while let Some(action) = file.object.next_action() {
-            if let coherence::Action::Grant { version, .. } = action {
-                holder.held.insert(id);
-                return Some(version);
-            }
-        }
-        None
+        holder.lease(session, id, file, now)
     }
 
     /// Begins a change of some files by a session, if nothing stands against it.
@@ -276,8 +272,9 @@ impl<R: Clone> Leases<R> {
         files.dedup();
         self.last_change += 1;
         let change = Change(self.last_change);
-        self.changes.insert(change, Waiting { route, ticket, files: files.clone(), against: files.len() });
+        self.changes.insert(change, Waiting { session, route, ticket, files: files.clone(), against: files.len() });
         for id in files {
+            let held = own.contains(&id) && self.holds_unasked(session, id);
             if own.contains(&id) || seeded::is(Bug::LeaseOfChangerForgotten) {
                 self.release(session, id, None, now);
             }
@@ -287,6 +284,9 @@ impl<R: Clone> Leases<R> {
                 }
             }
             let file = file_of(&mut self.files, id, self.version);
+            if file.changes == 0 || !seeded::is(Bug::NamesKeptThroughOthersChange) {
+                file.keeper = (held && file.changes == 0).then_some(session);
+            }
             file.changes += 1;
             if file.changing {
                 self.joined(change, false);
@@ -319,8 +319,15 @@ impl<R: Clone> Leases<R> {
 
     /// A change has ended, done or not.
     pub fn end(&mut self, change: Change, now: Instant) {
-        let Some(ended) = self.changes.remove(&change) else { return };
+        self.end_of_names(change, None, now);
+    }
+
+    /// The same. If it was the only change of the directory `names_of` since its session had a lease on it, and has changed names there
+    /// and nothing else, the session has a lease again: gives its version.
+    pub fn end_of_names(&mut self, change: Change, names_of: Option<FileId>, now: Instant) -> Option<u64> {
+        let ended = self.changes.remove(&change)?;
         self.now.0 += 1;
+        let mut kept = None;
         for id in ended.files {
             let Some(file) = self.files.get_mut(&id) else { continue };
             file.changed = self.now;
@@ -331,8 +338,27 @@ impl<R: Clone> Leases<R> {
                 file.object.gone(Holder::Changes, now);
             }
             self.pump(id, now);
+            if names_of == Some(id) {
+                kept = self.grant_again(ended.session, id, now);
+            }
             self.settle(id);
         }
+        kept
+    }
+
+    /// Grants a lease on a directory to the session that gave one up to change names there.
+    fn grant_again(&mut self, session: u64, id: FileId, now: Instant) -> Option<u64> {
+        let file = self.files.get_mut(&id)?;
+        if file.keeper != Some(session) || file.changes > 0 {
+            return None;
+        }
+        let is_alive = |one: &&mut Session<R>| !one.heard.has_ended() && one.held.len() < FILE_LEASES_MAX;
+        self.sessions.get_mut(&session).filter(is_alive)?.lease(session, id, file, now)
+    }
+
+    /// Whether a session has a lease that it was not asked to return.
+    fn holds_unasked(&self, session: u64, id: FileId) -> bool {
+        self.sessions.get(&session).is_some_and(|one| one.held.contains(&id) && !one.recalled.contains(&id))
     }
 
     /// A session returns a lease: asked or not. An old version is passed over.
@@ -476,6 +502,7 @@ fn file_of(files: &mut HashMap<FileId, File>, id: FileId, version: u64) -> &mut 
         changing: false,
         waiting: Vec::new(),
         changed: Since(0),
+        keeper: None,
     })
 }
 
@@ -486,6 +513,18 @@ impl File {
 }
 
 impl<R> Session<R> {
+    /// Takes a lease on a file that nothing changes; gives its version.
+    fn lease(&mut self, key: u64, id: FileId, file: &mut File, now: Instant) -> Option<u64> {
+        file.object.ask(Holder::Session(key), Mode::Read, now).ok()?;
+        while let Some(action) = file.object.next_action() {
+            if let coherence::Action::Grant { version, .. } = action {
+                self.held.insert(id);
+                return Some(version);
+            }
+        }
+        None
+    }
+
     /// When its leases run out if it says nothing more.
     fn expires(&self) -> Instant {
         self.heard.at() + FILE_LEASE_TIME

@@ -174,6 +174,20 @@ pub struct GrantedLeases {
     pub on_found: U64,
 }
 
+/// Behind the payload of the answer to a call that adds or removes names of one directory, if the session takes recalls: what the client may
+/// go on using.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct ChangedDirectory {
+    /// Version of a new lease on the directory, if nothing but this call has changed it since the client gave up the lease that it had; else
+    /// 0.
+    pub lease: U64,
+    /// Version of a lease on what the call has made, 0 for none.
+    pub made_lease: U64,
+    /// The directory's, after the call.
+    pub attributes: Attributes,
+}
+
 /// A lease that is recalled or returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
@@ -297,7 +311,8 @@ pub struct ShareEntry {
 
 const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 32);
 const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
-const _: () = assert!(size_of::<GrantedLeases>() == 16 && size_of::<Lease>() == 16);
+const _: () =
+    assert!(size_of::<GrantedLeases>() == 16 && size_of::<ChangedDirectory>() == 120 && size_of::<Lease>() == 16);
 const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 130);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
 

@@ -3,10 +3,12 @@
 use std::collections::{HashMap, HashSet};
 
 use byway_reactor::Instant;
-use byway_service::file::client::leases::{CachedEntry, Invalid, Leases, OpenMode, PageRead, Ticket};
+use byway_service::file::client::leases::{
+    CachedEntry, Invalid, Leases, NameChange, NamesChanged, NewName, OpenMode, PageRead, Ticket,
+};
 use byway_service::limits::{FILE_LEASE_RENEWAL, FILE_LEASE_USE};
 
-use super::server::given_up;
+use super::server::{changes_names, given_up};
 use super::{Answer, Body, Chance, FILES, Kind, Message, NAMES, Register, Truth};
 
 const PROGRAMS: usize = 3;
@@ -94,6 +96,8 @@ pub enum Next {
 #[derive(Debug)]
 pub struct Agent {
     place: usize,
+    /// Its programs look for names more than anything else; on one machine they change them, too.
+    names: bool,
     pub session: u64,
     leases: Leases<u64>,
     programs: Vec<Doing>,
@@ -113,11 +117,18 @@ pub struct Agent {
     pub ended: usize,
 }
 
+/// A name, as the mount has it.
+fn name_of(name: u8) -> &'static [u8] {
+    const ALL: [u8; NAMES as usize] = [0, 1, 2];
+    &ALL[usize::from(name)..=usize::from(name)]
+}
+
 impl Agent {
-    pub fn new(place: usize) -> Self {
+    pub fn new(place: usize, names: bool) -> Self {
         let (cut_off, stopped, recalls_from) = (Instant::ZERO, Instant::ZERO, Instant::ZERO);
         Self {
             place,
+            names,
             session: 0,
             leases: Leases::default(),
             programs: vec![Doing::Nothing; PROGRAMS],
@@ -188,7 +199,7 @@ impl Agent {
         for program in 0..PROGRAMS {
             self.programs[program] = match self.programs[program] {
                 Doing::Asks { kind, call, .. } if lost.contains_key(&call) && !given_up(kind).is_empty() => {
-                    self.end_change(kind);
+                    self.end_change(kind, &Answer::default(), Instant::ZERO);
                     Doing::Nothing
                 }
                 // Call 0 is sent at the program's next step.
@@ -303,7 +314,10 @@ impl Agent {
         self.load_mapped(now, truth);
         let (file, name) = (chance.below(FILES as usize) as u64 + 1, chance.below(usize::from(NAMES)) as u8);
         self.open_or_close(file, now, chance);
+        let is_changer = self.place == 0 || chance.one_in(8);
         let kind = match chance.below(20) {
+            10.. if self.names && !is_changer => Kind::LookUp(name),
+            0..10 if self.names => Kind::LookUp(name),
             0..6 => {
                 // A read begins with the attributes, if the kernel has none.
                 if self.kernel_attributes(file, now).is_some() {
@@ -330,7 +344,7 @@ impl Agent {
                 let known = self.kernel_attributes(node, now).or_else(|| self.give_attributes(node, start, now));
                 known.map(|stamp| CachedEntry::Node(node, stamp))
             }
-            Kind::LookUp(name) => self.leases.entry(DIRECTORY, &[name], now),
+            Kind::LookUp(name) => self.leases.entry(DIRECTORY, &[], &[name], now),
             _ => None,
         };
         if let Some(known) = known {
@@ -345,7 +359,7 @@ impl Agent {
             truth.cached += 1;
             return Doing::Nothing;
         }
-        for node in self.leases.begin_change(&given_up(kind), now) {
+        for node in self.leases.begin_change(&given_up(kind), changes_names(kind).then_some(DIRECTORY), now) {
             self.drop_attributes(node, start);
         }
         for node in given_up(kind) {
@@ -359,7 +373,7 @@ impl Agent {
 
     /// The file that a name is taken for; it may have gone to another name.
     fn believed_file(&self, name: u8, now: Instant, chance: &mut Chance) -> u64 {
-        match self.leases.entry(DIRECTORY, &[name], now) {
+        match self.leases.entry(DIRECTORY, &[], &[name], now) {
             Some(CachedEntry::Node(node, _)) => node,
             Some(CachedEntry::Absent) => 0,
             None => chance.below(FILES as usize + 1) as u64,
@@ -438,8 +452,25 @@ impl Agent {
         self.pages.entry(node).or_default().value = None;
     }
 
-    fn end_change(&mut self, kind: Kind) {
-        self.leases.end_change(&given_up(kind));
+    fn end_change(&mut self, kind: Kind, answer: &Answer, now: Instant) {
+        let of = |name: &'static [u8], new| NameChange { name, new };
+        let names = match kind {
+            Kind::Unlink(name, _) => vec![of(name_of(name), NewName::Absent)],
+            Kind::Link(node, name) => vec![of(name_of(name), NewName::Node(node))],
+            Kind::Rename(from, to, _) => {
+                vec![of(name_of(from), NewName::Absent), of(name_of(to), NewName::Unknown)]
+            }
+            _ => Vec::new(),
+        };
+        let version = answer.directory_lease.filter(|_| answer.made);
+        let changed = version.map(|version| NamesChanged {
+            directory: DIRECTORY,
+            version,
+            attributes: 0,
+            user: &[],
+            names: &names,
+        });
+        self.leases.end_change(&given_up(kind), changed, now);
         if let Kind::Write(node) = kind {
             self.leases.end_writer(node);
         }
@@ -478,7 +509,7 @@ impl Agent {
             Kind::LookUp(name) => {
                 self.leases.learn(ticket, DIRECTORY, answer.directory_lease, None, now);
                 let found = (answer.found != 0).then_some(answer.found);
-                self.leases.learn_entry(ticket, DIRECTORY, answer.directory_lease.is_some(), &[name], found);
+                self.leases.learn_entry(ticket, DIRECTORY, answer.directory_lease.is_some(), &[], &[name], found);
                 if let Some(found) = found {
                     let ticket = ticket.of_found();
                     self.leases.learn(ticket, found, answer.lease, Some(answer.stamp), now);
@@ -500,7 +531,7 @@ impl Agent {
         self.programs[program] = match self.programs[program] {
             Doing::Asks { kind, start, .. } => {
                 if !given_up(kind).is_empty() {
-                    self.end_change(kind);
+                    self.end_change(kind, answer, now);
                 }
                 if found != DIRECTORY {
                     self.give_attributes(found, start, now);

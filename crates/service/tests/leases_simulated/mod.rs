@@ -62,6 +62,8 @@ pub struct Answer {
     pub lease: Option<u64>,
     /// Of the directory.
     pub directory_lease: Option<u64>,
+    /// The change of names was made.
+    pub made: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -88,6 +90,8 @@ pub struct Truth {
     pub broken: Option<String>,
     pub cached: usize,
     pub asked: usize,
+    /// Changes of names after which the client went on with what it knew of the others.
+    pub kept: usize,
 }
 
 impl Truth {
@@ -133,6 +137,8 @@ pub struct Report {
     pub fenced: usize,
     /// Restarts of the server.
     pub restarts: usize,
+    /// Changes of names after which their client has kept the lease.
+    pub kept: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -150,7 +156,7 @@ pub fn run(seed: u64) -> Result<Report, Broken> {
         truth: Truth::default(),
         wire: Vec::new(),
         server: Server::default(),
-        agents: (0..AGENTS).map(Agent::new).collect(),
+        agents: (0..AGENTS).map(|place| Agent::new(place, seed.is_multiple_of(2))).collect(),
     };
     for place in 0..AGENTS {
         world.join(place);
@@ -170,7 +176,8 @@ pub fn run(seed: u64) -> Result<Report, Broken> {
         return Err(Broken(format!("operations never end: {busy:?}")));
     }
     let operations = world.agents.iter().map(|agent| agent.ended).sum();
-    Ok(Report { operations, cached: world.truth.cached, fenced: world.server.fenced, restarts: world.server.restarts })
+    let Truth { cached, kept, .. } = world.truth;
+    Ok(Report { operations, cached, fenced: world.server.fenced, restarts: world.server.restarts, kept })
 }
 
 impl World {

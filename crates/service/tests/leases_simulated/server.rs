@@ -22,7 +22,8 @@ enum Stage {
     Read(Since, Answer),
     Waits,
     Begun(Change),
-    Done(Change),
+    /// And whether it has changed anything.
+    Done(Change, bool),
 }
 
 #[derive(Debug)]
@@ -188,17 +189,19 @@ impl Server {
                 let needed = changed(kind, truth);
                 let held = self.leases.files(change);
                 if needed.iter().all(|node| held.contains(&id(*node))) {
-                    apply(kind, truth);
-                    self.calls[at].stage = Stage::Done(change);
+                    let made = apply(kind, truth);
+                    self.calls[at].stage = Stage::Done(change, made);
                 } else {
                     self.calls[at].stage = Stage::Came(self.leases.since());
                     self.leases.end(change, now);
                     self.act(now, wire);
                 }
             }
-            Stage::Done(change) => {
-                self.answer(at, Answer::default(), wire);
-                self.leases.end(change, now);
+            Stage::Done(change, made) => {
+                let names_of = (made && changes_names(kind)).then_some(id(DIRECTORY));
+                let directory_lease = self.leases.end_of_names(change, names_of, now);
+                truth.kept += usize::from(directory_lease.is_some());
+                self.answer(at, Answer { directory_lease, made, ..Answer::default() }, wire);
                 self.act(now, wire);
             }
             Stage::Waits => {}
@@ -263,7 +266,13 @@ fn changed(kind: Kind, truth: &Truth) -> Vec<u64> {
     nodes
 }
 
-fn apply(kind: Kind, truth: &mut Truth) {
+/// Whether a call changes names of the directory.
+pub fn changes_names(kind: Kind) -> bool {
+    matches!(kind, Kind::Unlink(..) | Kind::Link(..) | Kind::Rename(..))
+}
+
+/// Gives whether anything has changed.
+fn apply(kind: Kind, truth: &mut Truth) -> bool {
     let value = truth.step as u64;
     let stamp = |truth: &mut Truth, node: u64| {
         if node != DIRECTORY {
@@ -280,23 +289,26 @@ fn apply(kind: Kind, truth: &mut Truth) {
             let gone = truth.now(Register::Name(name));
             truth.set(Register::Name(name), 0);
             stamp(truth, gone);
+            return gone != 0;
         }
         Kind::Link(node, name) => {
-            let before = truth.now(Register::Name(name));
-            if before == 0 {
-                truth.set(Register::Name(name), node);
-                stamp(truth, node);
+            if truth.now(Register::Name(name)) != 0 {
+                return false;
             }
+            truth.set(Register::Name(name), node);
+            stamp(truth, node);
         }
         Kind::Rename(from, to, _) => {
             let (moved, replaced) = (truth.now(Register::Name(from)), truth.now(Register::Name(to)));
-            if moved != 0 && moved != replaced {
-                truth.set(Register::Name(from), 0);
-                truth.set(Register::Name(to), moved);
-                stamp(truth, moved);
-                stamp(truth, replaced);
+            if moved == 0 || moved == replaced {
+                return false;
             }
+            truth.set(Register::Name(from), 0);
+            truth.set(Register::Name(to), moved);
+            stamp(truth, moved);
+            stamp(truth, replaced);
         }
         _ => {}
     }
+    true
 }

@@ -19,7 +19,7 @@ use super::files::NamedIn;
 use super::kernel::{Kernel, KernelCache, Opens};
 use super::leases::{CachedEntry, Invalid, Leases, Ticket};
 use super::tending::Tending;
-use super::{Ask, Caller, Client, Found, NONE, ROOT};
+use super::{Caller, Client, Found, NONE, ROOT};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN};
 
 /// How long a client that begins to take leases waits for the first at most.
@@ -121,34 +121,6 @@ impl Caches {
     }
 }
 
-/// A call that changes nodes: nothing is believed of them while it is under way.
-pub(super) struct Changing<'a> {
-    caches: &'a Caches,
-    nodes: Vec<u64>,
-    /// It may be done at any later time.
-    is_open: bool,
-}
-
-impl Changing<'_> {
-    /// The call has ended. One that was not answered may be done at any later time: its nodes are not believed again.
-    pub(super) fn ended<T>(mut self, answered: &Result<T, Errno>) {
-        self.is_open = matches!(answered, Err(Errno::IO));
-    }
-}
-
-impl Drop for Changing<'_> {
-    fn drop(&mut self) {
-        if self.nodes.is_empty() {
-            return;
-        }
-        if !self.is_open {
-            self.caches.state().leases.end_change(&self.nodes);
-        }
-        // The lease has gone with the change: nothing would recall what programs have mapped.
-        self.caches.drop_mapped_soon(&self.nodes);
-    }
-}
-
 fn granted(reply: &Reply) -> (Option<u64>, Option<u64>) {
     let (granted, _) = GrantedLeases::read_from_prefix(&reply.result[..]).unwrap_or_default();
     let is = |version: u64| (version != 0).then_some(version);
@@ -156,42 +128,16 @@ fn granted(reply: &Reply) -> (Option<u64>, Option<u64>) {
 }
 
 impl Client {
-    pub(super) fn changing(&self, method: Method, ask: &Ask<'_>) -> Changing<'_> {
-        let nodes: Vec<u64> = self.changed_nodes(method, ask).into_iter().chain(ask.given_up).flatten().collect();
-        if !nodes.is_empty() {
-            let (invalid, unopened) = {
-                let mut state = self.caches.state();
-                let unopened: Vec<u64> = nodes.iter().flat_map(|node| state.opens.take_unopened(*node)).collect();
-                (state.leases.begin_change(&nodes, now()), unopened)
-            };
-            for node in invalid {
-                self.caches.invalidate(node, Invalid::Attributes, || false);
-            }
-            self.open_at_server(&unopened);
-        }
-        Changing { caches: &self.caches, nodes, is_open: false }
-    }
-
     /// A call about a node is sent.
     pub(super) fn ticket(&self, node: u64) -> Ticket {
         self.caches.state().leases.ask(node)
     }
 
-    /// The name as it is kept: where users differ, for one of them.
-    fn kept_name(&self, caller: Caller<'_>, name: &[u8]) -> Vec<u8> {
-        let mut kept = name.to_vec();
-        if self.wants_groups() {
-            let ids = [0, caller.uid, caller.gid].into_iter().chain(caller.groups.iter().copied());
-            kept.extend(ids.flat_map(u32::to_le_bytes));
-        }
-        kept
-    }
-
     /// What a directory is known to have under a name.
     pub(super) fn cached_entry(&self, caller: Caller<'_>, parent: u64, name: &[u8]) -> Option<Result<Found, Errno>> {
-        let kept = self.kept_name(caller, name);
+        let user = self.user(caller);
         let mut state = self.caches.state();
-        let entry = state.leases.entry(parent, &kept, now())?;
+        let entry = state.leases.entry(parent, &user, name, now())?;
         state.hits += 1;
         match entry {
             CachedEntry::Absent => Some(Err(Errno::NOENT)),
@@ -215,7 +161,7 @@ impl Client {
         found: &Found,
         reply: &Reply,
     ) {
-        let (kept, (on_parent, on_found)) = (self.kept_name(caller, name), granted(reply));
+        let (user, (on_parent, on_found)) = (self.user(caller), granted(reply));
         let mut state = self.caches.state();
         // One that was released meanwhile has no lease any more.
         let [on_parent, on_found] = [(parent, on_parent), (found.node, on_found)].map(|(node, version)| {
@@ -223,7 +169,7 @@ impl Client {
             version.inspect(|_| _ = state.names.insert(name, node))
         });
         state.leases.learn(ticket, parent, on_parent, None, now());
-        state.leases.learn_entry(ticket, parent, on_parent.is_some(), &kept, Some(found.node));
+        state.leases.learn_entry(ticket, parent, on_parent.is_some(), &user, name, Some(found.node));
         state.leases.learn(ticket.of_found(), found.node, on_found, Some(found.attributes), now());
     }
 
@@ -236,14 +182,14 @@ impl Client {
         found: &Found,
         version: u64,
     ) {
-        let kept = self.kept_name(caller, name);
+        let user = self.user(caller);
         let mut state = self.caches.state();
         // One that was released meanwhile has no lease any more.
         let granted = self.table().held_as(found.node).filter(|_| version != 0).map(|name| {
             state.names.insert(name, found.node);
             version
         });
-        state.leases.learn_entry(ticket, parent, false, &kept, Some(found.node));
+        state.leases.learn_entry(ticket, parent, false, &user, name, Some(found.node));
         state.leases.learn(ticket.of_found(), found.node, granted, Some(found.attributes), now());
     }
 
@@ -256,8 +202,8 @@ impl Client {
         error: Errno,
     ) {
         if error == Errno::NOENT {
-            let kept = self.kept_name(caller, name);
-            self.caches.state().leases.learn_entry(ticket, parent, false, &kept, None);
+            let user = self.user(caller);
+            self.caches.state().leases.learn_entry(ticket, parent, false, &user, name, None);
         }
     }
 

@@ -8,7 +8,7 @@ use byway_rpc::node::Reply;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{
-    self, Attributes, CallError, Entry, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
+    self, Attributes, CallError, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
     read_directory,
 };
 use super::buffers::Buffer;
@@ -134,15 +134,18 @@ impl Client {
     }
 
     fn make(&self, method: Method, ask: &Ask<'_>) -> Result<Found, Errno> {
-        let (live, reply) = self.ask(method, ask)?;
-        Ok(self.made(live, ask.node.unwrap_or_default(), ask.name, &entry_of(&reply)?))
+        self.ask_making(method, ask).map(|(_, _, found)| found)
     }
 
-    /// Takes a node that was made: nobody has synced it yet.
-    fn made(&self, live: Live, parent: u64, name: &[u8], entry: &Entry) -> Found {
-        let found = self.hold(live, parent, name, entry);
-        self.table().changed(found.node, live.instance, false);
-        found
+    /// A call that makes a file: nobody has synced it yet.
+    fn ask_making(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply, Found), Errno> {
+        let made = |live: Live, reply: &Reply| {
+            let found = self.hold(live, ask.node.unwrap_or_default(), ask.name, &entry_of(reply)?);
+            self.table().changed(found.node, live.instance, false);
+            Ok(Some(found))
+        };
+        let (live, reply, found) = self.ask_holding(method, ask, made)?;
+        Ok((live, reply, found.ok_or(Errno::PROTO)?))
     }
 
     /// Makes a symbolic link.
@@ -190,8 +193,8 @@ impl Client {
     /// See [`Client::look_up`].
     pub fn link(&self, caller: Caller<'_>, node: u64, parent: u64, name: &[u8]) -> Result<Found, Errno> {
         let ask = Ask { caller, node: Some(node), second_node: Some(parent), name, ..Ask::default() };
-        let (live, reply) = self.ask(Method::Link, &ask)?;
-        Ok(self.hold(live, parent, name, &entry_of(&reply)?))
+        let hold = |live: Live, reply: &Reply| Ok(Some(self.hold(live, parent, name, &entry_of(reply)?)));
+        self.ask_holding(Method::Link, &ask, hold)?.2.ok_or(Errno::PROTO)
     }
 
     /// Changes names, and gives up what is cached of the files that they are known to lead to, so that the server recalls no lease on
@@ -292,8 +295,7 @@ impl Client {
         let (mode, masked) = mode.into().split();
         let repeatable = flags & rustix::fs::OFlags::EXCL.bits() == 0;
         let ask = Ask { flags, mode, extra: masked, repeatable, ..Self::in_directory(caller, parent, name) };
-        let (live, reply) = self.ask(Method::Create, &ask)?;
-        let found = self.made(live, parent, name, &entry_of(&reply)?);
+        let (live, reply, found) = self.ask_making(Method::Create, &ask)?;
         Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
     }
 
@@ -310,8 +312,7 @@ impl Client {
     ) -> Result<(Found, u64), Errno> {
         let (mode, masked) = mode.into().split();
         let ask = Ask { flags, mode, extra: masked, ..Self::on_node(caller, parent) };
-        let (live, reply) = self.ask(Method::CreateUnnamed, &ask)?;
-        let found = self.made(live, parent, b"", &entry_of(&reply)?);
+        let (live, reply, found) = self.ask_making(Method::CreateUnnamed, &ask)?;
         Ok((found, self.opened(caller, live, &reply, Opened { node: found.node, flags, directory: false })?))
     }
 

@@ -271,7 +271,7 @@ impl Drop for Giving<'_> {
 
 impl Client {
     /// The user, as rights are kept.
-    fn user(&self, caller: Caller<'_>) -> Vec<u32> {
+    pub(super) fn user(&self, caller: Caller<'_>) -> Vec<u32> {
         if !self.wants_groups() {
             return Vec::new();
         }

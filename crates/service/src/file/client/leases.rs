@@ -16,7 +16,9 @@
 
 mod early;
 mod handover;
+mod names;
 mod open_files;
+mod own_changes;
 mod sizes;
 
 use std::collections::HashMap;
@@ -25,14 +27,17 @@ use std::time::Duration;
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
+use self::names::Names;
+pub use self::names::{CachedEntry, NewName};
+use self::own_changes::Suspended;
+pub use self::own_changes::{NameChange, NamesChanged};
 use self::sizes::KernelSize;
 use crate::limits::{
-    FILE_ATTRIBUTES_LATE_MAX, FILE_CONTENDED_TIME, FILE_ENTRIES_CACHED_MAX, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL,
-    FILE_LEASE_USE,
+    FILE_ATTRIBUTES_LATE_MAX, FILE_CONTENDED_TIME, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL, FILE_LEASE_USE,
 };
 
 /// A call under way that reads: what was held when it was sent.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Ticket {
     epoch: u64,
     event: u64,
@@ -87,15 +92,6 @@ pub enum Invalid {
     Pages,
 }
 
-/// A name that is cached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CachedEntry<A> {
-    /// No file has it.
-    Absent,
-    /// This node has it.
-    Node(u64, A),
-}
-
 #[derive(Debug, Default)]
 struct Pages {
     /// Pages were read, or are being read, since they were last dropped.
@@ -128,7 +124,9 @@ struct Node<A> {
     /// Changes of this client that are under way.
     changes: u32,
     attributes: Option<A>,
-    entries: HashMap<Vec<u8>, Option<u64>>,
+    names: Names,
+    /// A change of this client's own has put aside what is known of names, and nothing else has changed them since.
+    suspended: Option<Suspended>,
     /// By user.
     facts: Vec<(Vec<u32>, Fact)>,
     pages: Pages,
@@ -147,7 +145,8 @@ impl<A> Default for Node<A> {
             event: 0,
             changes: 0,
             attributes: None,
-            entries: HashMap::new(),
+            names: Names::default(),
+            suspended: None,
             facts: Vec::new(),
             pages: Pages::default(),
             kernel_until: Instant::ZERO,
@@ -168,7 +167,7 @@ pub struct Leases<A> {
     events: u64,
     /// The last event that may have been of any node: what was asked before is not kept.
     unknown_event: u64,
-    entry_count: usize,
+    name_count: usize,
     /// The server has given a lease once.
     granted: bool,
 }
@@ -176,7 +175,7 @@ pub struct Leases<A> {
 impl<A> Default for Leases<A> {
     fn default() -> Self {
         let nodes = HashMap::new();
-        Self { nodes, epoch: 0, until: Instant::ZERO, events: 0, unknown_event: 0, entry_count: 0, granted: false }
+        Self { nodes, epoch: 0, until: Instant::ZERO, events: 0, unknown_event: 0, name_count: 0, granted: false }
     }
 }
 
@@ -295,27 +294,12 @@ impl<A: Clone> Leases<A> {
             // Nothing of an earlier lease counts, also not pages, or reads of some that are under way.
             known.pages.untrusted |= known.pages.filled && !seeded::is(Bug::PagesOfEarlierLease);
             let cleared = known.clear();
-            self.entry_count -= cleared;
+            self.name_count -= cleared;
         }
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.lease = Some(HeldLease { epoch, version });
         if valid && attributes.is_some() {
             known.attributes = attributes;
-        }
-    }
-
-    /// Keeps what an answer says of a name, if the directory's lease is held since then: call [`Leases::learn`] for the directory
-    /// before. `child` is `None` where there is no such name.
-    pub fn learn_entry(&mut self, ticket: Ticket, directory: u64, granted: bool, name: &[u8], child: Option<u64>) {
-        let overtaken = ticket.epoch != self.epoch || self.event_of(directory) > ticket.event;
-        if (overtaken && !seeded::is(Bug::LeaseAfterRecall)) || self.entry_count >= FILE_ENTRIES_CACHED_MAX {
-            return;
-        }
-        let epoch = self.epoch;
-        let Some(known) = self.nodes.get_mut(&directory).filter(|node| node.changes == 0) else { return };
-        let Some(lease) = known.lease.filter(|lease| lease.epoch == epoch) else { return };
-        if granted || ticket.version == Some(lease.version) {
-            self.entry_count += usize::from(known.entries.insert(name.to_vec(), child).is_none());
         }
     }
 
@@ -383,49 +367,16 @@ impl<A: Clone> Leases<A> {
         known.facts.iter().any(|(other, known)| other == user && known.implies(fact))
     }
 
-    /// What a directory has under a name, if that may be believed.
-    pub fn entry(&self, directory: u64, name: &[u8], now: Instant) -> Option<CachedEntry<A>> {
-        let known = self.nodes.get(&directory).filter(|node| self.holds(node, now))?;
-        match known.entries.get(name)? {
-            None => Some(CachedEntry::Absent),
-            Some(child) => Some(CachedEntry::Node(*child, self.attributes(*child, now)?)),
-        }
-    }
-
-    /// This client is about to change nodes: nothing of them is believed, from before the call is sent until it has ended. Gives those
-    /// whose attributes the kernel has to drop before the call is sent.
-    pub fn begin_change(&mut self, nodes: &[u64], now: Instant) -> Vec<u64> {
-        let mut invalid = Vec::new();
-        for node in nodes {
-            self.node(*node).changes += 1;
-            if !seeded::is(Bug::LeaseDuringOwnChange) {
-                self.give_up(*node);
-            }
-            let kept = seeded::is(Bug::KernelAttributesDuringOwnChange);
-            if self.node(*node).has_kernel_attributes(now) && !kept {
-                invalid.push(*node);
-            }
-        }
-        invalid
-    }
-
-    /// The call has ended, as far as this client knows.
-    pub fn end_change(&mut self, nodes: &[u64]) {
-        for node in nodes {
-            self.give_up(*node);
-            if let Some(known) = self.nodes.get_mut(node) {
-                known.changes -= 1;
-            }
-        }
-    }
-
     /// A lease is recalled. Gives what the kernel has to drop before that is answered.
     pub fn recalled(&mut self, node: u64, now: Instant) -> Option<Invalid> {
         if !self.nodes.contains_key(&node) {
             self.recalled_unknown();
             return None;
         }
-        self.give_up(node);
+        let is_suspended = self.nodes.get(&node).is_some_and(|known| known.suspended.is_some());
+        if !is_suspended || !seeded::is(Bug::NamesKeptAfterRecall) {
+            self.give_up(node);
+        }
         let known = self.nodes.get_mut(&node)?;
         known.contended_until = now + FILE_CONTENDED_TIME;
         let pages = &known.pages;
@@ -451,14 +402,14 @@ impl<A: Clone> Leases<A> {
         let Some(known) = self.nodes.get_mut(&node) else { return };
         known.event = self.events;
         known.lease = None;
-        self.entry_count -= known.clear();
+        self.name_count -= known.clear();
         known.pages.untrusted |= known.pages.filled && !seeded::is(Bug::RecallBeforeInvalidation);
     }
 
     /// A node is not used any more.
     pub fn forget(&mut self, node: u64) {
         if let Some(mut known) = self.nodes.remove(&node) {
-            self.entry_count -= known.clear();
+            self.name_count -= known.clear();
             self.unknown_event = self.unknown_event.max(known.event);
         }
     }
@@ -538,11 +489,12 @@ impl<A> Node<A> {
         now < self.kernel_until + FILE_ATTRIBUTES_LATE_MAX
     }
 
-    /// Forgets attributes, entries and facts; gives how many entries.
+    /// Forgets attributes, names and facts; gives how many names.
     fn clear(&mut self) -> usize {
         self.attributes = None;
+        self.suspended = None;
         self.facts.clear();
-        std::mem::take(&mut self.entries).len()
+        self.names.clear()
     }
 }
 

@@ -11,6 +11,7 @@ mod answers;
 mod backoff;
 mod buffers;
 mod caches;
+mod changing;
 mod closing;
 mod connection;
 mod durable;
@@ -64,9 +65,7 @@ pub use self::report::ClientReport;
 use self::slots::{SlotPool, SlotUse};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
-use super::wire::{
-    Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, NewAttributes, OPENS_AGAIN, SET_SIZE,
-};
+use super::wire::{Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, OPENS_AGAIN};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN, CALL_GROUPS_MAX, FILE_LOST_AFTER, FILE_NODES_RELEASED_MAX};
 
 /// No arguments.
@@ -287,54 +286,30 @@ impl Client {
     }
 
     fn ask(&self, method: Method, ask: &Ask<'_>) -> Result<(Live, Reply), Errno> {
+        self.ask_holding(method, ask, |_, _| Ok(None)).map(|(live, reply, _)| (live, reply))
+    }
+
+    /// The same; `hold` takes the node that the answer names.
+    fn ask_holding(
+        &self,
+        method: Method,
+        ask: &Ask<'_>,
+        hold: impl FnOnce(Live, &Reply) -> Result<Option<Found>, Errno>,
+    ) -> Result<(Live, Reply, Option<Found>), Errno> {
         let changing = self.changing(method, ask);
         let call = |live, slot| self.ask_once(live, method, ask, slot);
         let answered = self.with_freed_room(|| self.with_room(ask, || self.repeat(method, ask.repeatable, call)));
-        changing.ended(&answered);
-        let (live, reply) = answered?;
-        self.note_changes(live, method, ask);
-        Ok((live, reply))
-    }
-
-    /// The files and directories that a call changes, as far as it names them.
-    fn changed_nodes(&self, method: Method, ask: &Ask<'_>) -> [Option<u64>; 2] {
-        let table = self.table();
-        let of = |handle: Option<u64>| handle.and_then(|handle| table.handle(handle)).map(|(_, opened)| opened.node);
-        let truncates = ask.flags & rustix::fs::OFlags::TRUNC.bits() != 0;
-        match method {
-            Method::Write | Method::Allocate => [of(ask.handle), None],
-            Method::CopyRange => [of(ask.second_handle), None],
-            Method::Open if truncates => [ask.node, None],
-            Method::SetAttributes
-            | Method::SetXattr
-            | Method::RemoveXattr
-            | Method::MakeSymlink
-            | Method::MakeNode
-            | Method::MakeDirectory
-            | Method::Create
-            | Method::Unlink
-            | Method::RemoveDirectory
-            | Method::Link
-            | Method::Rename => [ask.node, ask.second_node],
-            _ => [None, None],
-        }
-    }
-
-    /// Remembers which files and directories a call has changed, until they are synced.
-    fn note_changes(&self, live: Live, method: Method, ask: &Ask<'_>) {
-        let changed = self.changed_nodes(method, ask);
-        let attributes = match method {
-            // A sync of data alone has the size with it.
-            Method::SetAttributes => {
-                !NewAttributes::read_from_bytes(ask.data).is_ok_and(|new| new.which.get() == SET_SIZE)
+        let (live, reply) = match answered {
+            Ok(answer) => answer,
+            Err(error) => {
+                changing.ended(&Err::<(), _>(error));
+                return Err(error);
             }
-            Method::SetXattr | Method::RemoveXattr => true,
-            _ => false,
         };
-        let mut table = self.table();
-        for node in changed.into_iter().flatten() {
-            table.changed(node, live.instance, attributes);
-        }
+        let found = hold(live, &reply)?;
+        self.learn_change(changing, method, ask, &reply, found.as_ref());
+        self.note_changes(live, method, ask);
+        Ok((live, reply, found))
     }
 
     /// Calls until there is an answer: again after a session has ended, and while the server has no room. Gives the session that

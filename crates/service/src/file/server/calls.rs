@@ -22,6 +22,7 @@ use super::super::wire::{
     SHARE_READ_ONLY, ShareEntry,
 };
 use super::descriptors::check_room;
+use super::kept_names::KeptNames;
 use super::leases::{Act, Changer, Named, Parked};
 use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
@@ -366,11 +367,11 @@ impl Shares {
             Method::GetXattr | Method::SetXattr | Method::RemoveXattr => on_xattr(asked, this)?,
             Method::Link | Method::Rename => {
                 let directory = client.node(asked.arguments.second.get())?;
-                let (by, given_up) = (client.leases.changer(), given_up(client, asked));
+                let (by, given_up) = (client.leases.changer(&node.share), given_up(client, asked));
                 on_two(asked, this, directory, by, given_up, client.open_files.clone())?
             }
             _ => {
-                let (by, given_up) = (client.leases.changer(), given_up(client, asked));
+                let (by, given_up) = (client.leases.changer(&node.share), given_up(client, asked));
                 let opening = client.opening(&node)?;
                 on_directory(asked, this, by, given_up, opening)?
             }
@@ -441,17 +442,23 @@ fn on_two(
     same_share(&this, &directory)?;
     let (name, user, known) = (step(asked.name)?, asked.user(&this)?, vec![this.id, directory.id]);
     if asked.method == Method::Link {
+        let kept = KeptNames { directory: Arc::clone(&directory), before: None, after: Some(name.clone()) };
         let act = Box::new(move || tree::link(this.fd.as_fd(), directory.fd.as_fd(), &name));
-        return Ok(Named { by, user, known, given_up, names: Vec::new(), removed: None, act }.work());
+        return Ok(Named { by, user, known, given_up, names: Vec::new(), removed: None, kept: Some(kept), act }.work());
     }
     let (new_name, flags) = (step(asked.second_name)?, asked.arguments.flags.get());
+    let kept = (this.id == directory.id).then(|| KeptNames {
+        directory: Arc::clone(&this),
+        before: Some(name.clone()),
+        after: Some(new_name.clone()),
+    });
     let from = NameIn { directory: this, name };
     let to = NameIn { directory, name: new_name };
     let removes = flags & RenameFlags::EXCHANGE.bits() == 0;
     let removed = removes.then(|| Removed { files, name: to.clone() });
     let names = vec![from.clone(), to.clone()];
     let act = Box::new(move || tree::rename(&from, &to, flags));
-    Ok(Named { by, user, known, given_up, names, removed, act }.work())
+    Ok(Named { by, user, known, given_up, names, removed, kept, act }.work())
 }
 
 /// Calls that make or remove a name of a directory.
@@ -474,6 +481,9 @@ fn on_directory(
     let removed =
         (asked.method == Method::Unlink).then(|| Removed { files: opening.files.clone(), name: changed.clone() });
     let names = if changes_it { vec![changed] } else { Vec::new() };
+    let removes = matches!(asked.method, Method::Unlink | Method::RemoveDirectory);
+    let (before, after) = if removes { (Some(name.clone()), None) } else { (None, Some(name.clone())) };
+    let kept = Some(KeptNames { directory: Arc::clone(&this), before, after });
     let act: Act = match asked.method {
         Method::Create => Box::new(move || Ok(opening.created(tree::create(this.fd.as_fd(), &name, flags, mode)?))),
         Method::MakeSymlink => {
@@ -495,7 +505,7 @@ fn on_directory(
         }
         _ => return Err(CallError::Malformed),
     };
-    Ok(Named { by, user, known, given_up, names, removed, act }.work())
+    Ok(Named { by, user, known, given_up, names, removed, kept, act }.work())
 }
 
 /// Extended attributes: which of them a user may see and change, the file system below says.

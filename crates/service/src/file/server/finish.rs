@@ -9,8 +9,10 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::leases::Since;
-use super::super::wire::{Attributes, CallError, DirectoryEntry, Entry, OpenResult};
+use super::super::locks::FileId;
+use super::super::wire::{Attributes, CallError, ChangedDirectory, DirectoryEntry, Entry, OpenResult};
 use super::descriptors::Counted;
+use super::kept_names::ChangedNames;
 use super::leases::Parked;
 use super::open_files::OpenMark;
 use super::outcome::{Found, Listed, MadeFile, Outcome};
@@ -52,6 +54,39 @@ impl Shares {
             Err(errno) => return self.end(at, request, Err(errno.into())),
         };
         let answered = match outcome {
+            Outcome::Stands(files, named) => {
+                let own = named.own();
+                return self.change(at, request, session, &files, &own, Parked::Named(named));
+            }
+            Outcome::Listing(entries) => {
+                let to = ListedFor { session, directory: &node, since };
+                return self.answer_listing(at, request, &to, window, entries);
+            }
+            Outcome::Changed(outcome, changed) => {
+                let made = if let Outcome::Node(found) = &*outcome { Some(found.id) } else { None };
+                self.reply_of(at, session, node, since, *outcome).map(|mut reply| {
+                    reply.payload.extend_from_slice(self.changed_directory(session, made, changed).as_bytes());
+                    reply
+                })
+            }
+            outcome => self.reply_of(at, session, node, since, outcome),
+        };
+        match answered {
+            Ok(reply) => self.end(at, request, Ok(Reply { result: &reply.result, payload: &reply.payload })),
+            Err(error) => self.end(at, request, Err(error)),
+        }
+    }
+
+    /// The answer that says what came of a call.
+    fn reply_of(
+        &mut self,
+        at: &mut At<'_>,
+        session: SessionId,
+        node: Arc<Node>,
+        since: Option<Since>,
+        outcome: Outcome,
+    ) -> Result<OwnedReply, CallError> {
+        match outcome {
             Outcome::Done => Ok(OwnedReply::default()),
             Outcome::Number(number) => Ok(OwnedReply { result: number.to_le_bytes().to_vec(), payload: Vec::new() }),
             Outcome::Bytes(payload) => {
@@ -63,10 +98,6 @@ impl Shares {
                 entry
                     .map(|payload| OwnedReply { result: self.grant_leases(session, node.id, Some(id), since), payload })
             }
-            Outcome::Stands(files, named) => {
-                let own = named.own();
-                return self.change(at, request, session, &files, &own, Parked::Named(named));
-            }
             Outcome::Opened(open, mark, payload) => {
                 self.open(at, session, node, open, mark).map(|result| OwnedReply { result, payload })
             }
@@ -77,15 +108,21 @@ impl Shares {
             }
             Outcome::Created(made, mark) => self.created(at, session, &node, made, mark),
             Outcome::Kept(files) => self.came_back(session, &node, files),
-            Outcome::Listing(entries) => {
-                let to = ListedFor { session, directory: &node, since };
-                return self.answer_listing(at, request, &to, window, entries);
+            Outcome::Changed(..) | Outcome::Stands(..) | Outcome::Listing(_) => {
+                unreachable!("what is around an outcome is taken off before")
             }
-        };
-        match answered {
-            Ok(reply) => self.end(at, request, Ok(Reply { result: &reply.result, payload: &reply.payload })),
-            Err(error) => self.end(at, request, Err(error)),
         }
+    }
+
+    /// What a client may go on using of a directory, and of what it has made there.
+    fn changed_directory(
+        &mut self,
+        session: SessionId,
+        made: Option<FileId>,
+        ChangedNames { lease, attributes, since }: ChangedNames,
+    ) -> ChangedDirectory {
+        let made_lease = made.map_or(0, |made| self.grant_lease(session, made, Some(since)));
+        ChangedDirectory { lease: U64::new(lease.unwrap_or_default()), made_lease: U64::new(made_lease), attributes }
     }
 
     /// Gives a node its name. It lies in the share of the node that it was found from.

@@ -18,9 +18,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use super::super::grace::Holding;
 use super::super::leases::{Action, Change, LastHeard, Leases, Since};
 use super::super::locks::FileId;
+use super::super::share::Share;
 use super::super::wire::{CallError, FLAG_ALL, GrantedLeases, Lease, Method};
 use super::calls::Asked;
 use super::descriptors::are_scarce;
+use super::kept_names::{ChangedNames, KeptNames};
 use super::open_files::Removed;
 use super::outcome::Outcome;
 use super::replies::Reply;
@@ -109,9 +111,16 @@ impl LeaseState {
         }
     }
 
-    /// The session, as one that changes names.
-    pub(super) fn changer(&self) -> Changer {
-        Changer { key: self.key, table: self.table.clone() }
+    /// The session, as one that changes names in a share.
+    pub(super) fn changer(&self, share: &Share) -> Changer {
+        let since = if share.gives_leases() { self.since() } else { None };
+        Changer { key: self.key, table: self.table.clone(), since }
+    }
+
+    /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
+    fn since(&self) -> Option<Since> {
+        let takes_some = self.takes_recalls && !self.is_paused && self.refused_until <= monotonic();
+        (takes_some && !are_scarce()).then(|| self.table.lock().0.since())
     }
 
     /// When the session's last message came.
@@ -153,6 +162,8 @@ pub(super) enum Parked {
 pub(super) struct Changer {
     key: u64,
     table: LeaseTable,
+    /// From before the change, if the session takes leases.
+    since: Option<Since>,
 }
 
 /// A change of files by names, which are looked up when it begins.
@@ -167,6 +178,8 @@ pub(super) struct Named {
     pub(super) names: Vec<NameIn>,
     /// One of them that is removed.
     pub(super) removed: Option<Removed>,
+    /// The directory, if it is one alone.
+    pub(super) kept: Option<KeptNames>,
     pub(super) act: Act,
 }
 
@@ -205,10 +218,17 @@ impl Named {
             drop(turns);
             return Ok(Outcome::Stands(files, Arc::clone(self)));
         };
+        let kept = self.kept.as_ref().filter(|kept| self.by.since.is_some() && kept.are_exact_before());
         let done = self.act_and_keep(&files);
+        let kept = kept.filter(|kept| done.is_ok() && kept.are_exact_after());
+        let attributes = kept.and_then(|kept| tree::attributes(&kept.directory.fd).ok());
+        let names_of = kept.filter(|_| attributes.is_some()).map(|kept| kept.directory.id);
+        let lease = self.by.table.lock().0.end_of_names(change, names_of, monotonic());
         drop(turns);
-        self.by.table.lock().0.end(change, monotonic());
-        done
+        let done = done?;
+        let Some(since) = self.by.since.filter(|_| self.kept.is_some()) else { return Ok(done) };
+        let attributes = attributes.unwrap_or_default();
+        Ok(Outcome::Changed(Box::new(done), ChangedNames { lease, attributes, since }))
     }
 
     /// Files on which the client has no lease any more.
@@ -261,10 +281,7 @@ impl Shares {
 
     /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
     pub(super) fn lease_since(&mut self, session: SessionId) -> Option<Since> {
-        let gets_some =
-            |leases: &LeaseState| leases.takes_recalls && !leases.is_paused && leases.refused_until <= monotonic();
-        let client = self.client(session).ok().filter(|client| gets_some(&client.leases) && !are_scarce())?;
-        Some(client.leases.table.lock().0.since())
+        self.client(session).ok()?.leases.since()
     }
 
     /// Leases on the file that was read and on one that was found there.

@@ -12,6 +12,7 @@ mod data;
 mod descriptors;
 mod finish;
 mod kept_files;
+mod kept_names;
 mod leases;
 mod listing;
 mod locking;

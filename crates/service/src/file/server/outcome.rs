@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::super::locks::FileId;
 use super::super::wire::Attributes;
 use super::descriptors::Counted;
+use super::kept_names::ChangedNames;
 use super::leases::Named;
 use super::open_files::OpenMark;
 use super::tree::open_directory;
@@ -104,6 +105,8 @@ pub(super) enum Outcome {
     Listing(Vec<Listed>),
     /// Removed files that were kept for the client.
     Kept(Vec<(Listed, OpenMark)>),
+    /// A call that changes names has done this.
+    Changed(Box<Outcome>, ChangedNames),
     /// Nothing was done: leases on these files stand against it.
     Stands(Vec<FileId>, Arc<Named>),
 }

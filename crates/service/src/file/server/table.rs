@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use byway_fabric::access::Right;
 use byway_fabric::{SessionId, Slot, Slots};
@@ -30,6 +30,8 @@ pub(super) struct Node {
     pub(super) mode: u32,
     pub(super) share: Arc<Share>,
     pub(super) right: Right,
+    /// Of a directory: case counts in its names.
+    pub(super) has_exact_names: OnceLock<bool>,
     _counted: Counted,
 }
 
@@ -183,7 +185,7 @@ impl Client {
         }
         let (share, mode) = (Arc::clone(share), found.attributes.mode.get());
         let Found { fd, id, counted, .. } = found;
-        let node = Arc::new(Node { fd, id, mode, share, right, _counted: counted });
+        let node = Arc::new(Node { fd, id, mode, share, right, has_exact_names: OnceLock::new(), _counted: counted });
         let slot = self.nodes.insert(KnownNode { node, look_ups: 1 });
         self.by_id.insert(key, slot);
         Ok(slot.to_u64())

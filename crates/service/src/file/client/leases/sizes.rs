@@ -179,9 +179,9 @@ mod tests {
         leases.refused(FILE, at(4));
         assert!(!leases.wants_sure_size(FILE, at(5)), "none is to be had now");
         learn(&mut leases, 100, at(6));
-        leases.begin_change(&[FILE], at(7));
+        leases.begin_change(&[FILE], None, at(7));
         assert!(leases.wants_sure_size(FILE, at(5) + FILE_CONTENDED_TIME), "this mount is changing it");
-        leases.end_change(&[FILE]);
+        leases.end_change(&[FILE], None, at(7));
         learn(&mut leases, 60, at(2000));
         assert!(!leases.wants_sure_size(FILE, at(2001)));
         leases.recalled(FILE, at(2002));
