@@ -28,6 +28,7 @@ use super::open_files::{OpenFiles, Opening, Removed};
 use super::outcome::Outcome;
 use super::reopening::Reopening;
 use super::replies::{Reply, SlotUse};
+use super::syncing::sync_open;
 use super::table::{Client, Handle, NameIn, Node, Open};
 use super::workers::{Work, has_rights_of_server};
 use super::{Call, FileRequest, Shares, Window, tree};
@@ -262,19 +263,7 @@ impl Shares {
         let (flags, mode) = (flags.get(), mode.get());
         let mut window = None;
         let work: Work = match asked.method {
-            Method::Sync => Box::new(move || {
-                let fd = handle.descriptor().ok_or(Errno::BADF)?;
-                let data = flags & FLAG_DATA_ONLY != 0;
-                if cfg!(feature = "drop-flushes") {
-                    return Ok(Outcome::Done);
-                }
-                if data {
-                    rustix::fs::fdatasync(fd)?;
-                } else {
-                    rustix::fs::fsync(fd)?;
-                }
-                Ok(Outcome::Done)
-            }),
+            Method::Sync => Box::new(move || sync_open(&handle, flags & FLAG_DATA_ONLY != 0)),
             Method::ReadDirectory => {
                 let Open::Directory { fd, listing } = handle.open else { return Err(Errno::NOTDIR.into()) };
                 // An answer that is kept comes with the reply.

@@ -115,12 +115,12 @@ impl Method {
         )
     }
 
-    /// Whether a client gives the call a slot, in which the server keeps the answer: the call changes something, or its answer
-    /// names something that the client holds from then on.
+    /// Whether a client gives the call a slot, in which the server keeps the answer: the call changes something, its answer names
+    /// something that the client holds from then on, or the kernel gives it once, as it does a failed write-back.
     pub const fn takes_slot(self) -> bool {
         use Method as M;
         let holds = matches!(self, M::LookUp | M::Open | M::OpenDirectory | M::ReadDirectory | M::Forget);
-        self.changes() || holds
+        self.changes() || holds || matches!(self, M::Sync)
     }
 
     /// The method of that number.
