@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
-use byway_e2e::{LIMIT, MountRig, Server, SkipReason, binary, find_tool, lacks_mounts, run, until};
+use byway_e2e::{LIMIT, Mount, MountRig, Server, SkipReason, binary, find_tool, lacks_mounts, run, until};
 use rustix::process::Signal;
 
 /// A server of the share that says how many syncs it has done.
@@ -192,13 +192,17 @@ fn umount_fails_where_no_process_says_what_is_durable() {
     assert!(!mount.path("file").exists(), "it is unmounted");
 }
 
-/// A mount namespace of its own, which has what is mounted now; it ends with this.
+/// A mount namespace of its own, which has this mount; it ends with this. It leaves the mounts of other tests alone: `byway umount` of
+/// those would fail.
 struct Namespace(Child);
 
 impl Namespace {
-    fn new() -> Self {
+    fn new(mount: &Mount) -> Self {
+        let others = "awk -v ours=\"$1\" '$3 == \"fuse.byway\" && $2 != ours { print $2 }' /proc/self/mounts";
+        let script = format!("{others} | xargs --no-run-if-empty umount --lazy; exec cat");
         let mut child = Command::new("unshare")
-            .args(["--mount", "cat"])
+            .args(["--mount", "sh", "-c", &script, "sh"])
+            .arg(mount.at.canonicalize().unwrap())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -228,7 +232,10 @@ fn umount_does_not_wait_for_a_mount_that_another_namespace_has() {
     let counting = Counting::new();
     let mount = counting.rig.mount("mount", &counting.rig.unix(), &[]);
     std::fs::write(mount.path("file"), "bytes").unwrap();
-    let namespace = Namespace::new();
+    // As one of another test.
+    let other = counting.rig.mount("other", &counting.rig.unix(), &[]);
+    let namespace = Namespace::new(&mount);
+    other.unmount();
     let (status, said) = umount(&mount);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("another mount namespace"), "{said}");
