@@ -11,6 +11,7 @@ pub mod locks;
 pub mod server;
 pub mod share;
 mod state;
+mod sync_point;
 pub mod user_map;
 pub mod wire;
 

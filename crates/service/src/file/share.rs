@@ -4,16 +4,18 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use byway_fabric::access::{Access, Identity, Right};
 use byway_reactor::privilege::User;
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
 
 use super::locks::Locks;
 use super::server::Ticket;
 use super::state;
+use super::sync_point::SyncPoint;
 use super::user_map::{UserMap, UserMapError};
 use crate::block::spec::VolumeName;
 
@@ -151,6 +153,10 @@ const LOCAL: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x0102_1
 pub struct Share {
     spec: ShareSpec,
     root: OwnedFd,
+    /// The number of the file system's device.
+    device: u64,
+    /// From the first client's attach on.
+    sync_point: OnceLock<Arc<SyncPoint>>,
     acting: Acting,
     can_list: bool,
     is_local: bool,
@@ -176,7 +182,7 @@ impl Share {
     pub fn open_by(spec: ShareSpec, read: &dyn Fn(&Path) -> io::Result<File>) -> Result<Self, ShareError> {
         let path = &spec.directory;
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let open = |source: rustix::io::Errno| ShareError::Open { path: path.clone(), source: source.into() };
+        let open = |source: Errno| ShareError::Open { path: path.clone(), source: source.into() };
         let root = rustix::fs::openat(CWD, path, flags, Mode::empty()).map_err(open)?;
         let uid = rustix::process::geteuid().as_raw();
         let acting = match &spec.users {
@@ -205,11 +211,14 @@ impl Share {
             }
         };
         is_reachable(path, &root)?;
+        let device = rustix::fs::fstat(&root).map_err(open)?.st_dev;
         let can_list = state::can_list(root.as_fd());
         let is_local = rustix::fs::fstatfs(&root).is_ok_and(|sizes| LOCAL.contains(&(sizes.f_type as u64)));
         let list = state::List::default();
         Ok(Self {
             root,
+            device,
+            sync_point: OnceLock::new(),
             acting,
             can_list,
             is_local,
@@ -268,7 +277,7 @@ impl Share {
     }
 
     /// A removed file that a client has open could not be kept: says so once.
-    pub(super) fn note_unkept(&self, error: rustix::io::Errno) {
+    pub(super) fn note_unkept(&self, error: Errno) {
         if !self.told_unkept.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 share = self.name(),
@@ -283,6 +292,35 @@ impl Share {
         &self.root
     }
 
+    /// What its file system is synced by; `open` opens the root. `None`: this server may not list the directory.
+    pub(super) fn sync_point(&self, open: impl FnOnce(&OwnedFd) -> Result<OwnedFd, Errno>) -> Option<Arc<SyncPoint>> {
+        if self.sync_point.get().is_none() {
+            let opened = open(&self.root).and_then(SyncPoint::new).ok()?;
+            // Another thread may have been first.
+            let _ = self.sync_point.set(Arc::new(opened));
+        }
+        self.sync_point.get().map(Arc::clone)
+    }
+
+    /// This share takes the place of others: it is synced by what one of them was, which knows what has failed.
+    pub(super) fn replaces(&self, others: &[Arc<Self>]) {
+        let of_device = others.iter().filter(|other| other.device == self.device);
+        // Clients come back to the share of the same name.
+        let by_name = of_device.min_by_key(|other| other.name() != self.name());
+        if let Some(point) = by_name.and_then(|other| other.sync_point.get()) {
+            let _ = self.sync_point.set(Arc::clone(point));
+        }
+    }
+
+    /// A sync of one of its files has failed.
+    pub(super) fn note_failed_sync(&self, error: Errno) {
+        // Of these, no write-back has failed.
+        let refused = matches!(error, Errno::BADF | Errno::INVAL | Errno::ROFS | Errno::OPNOTSUPP | Errno::INTR);
+        if let Some(point) = self.sync_point.get().filter(|_| !refused) {
+            point.note_failed(error);
+        }
+    }
+
     pub(super) fn acting(&self) -> &Acting {
         &self.acting
     }
@@ -292,11 +330,9 @@ impl Share {
 fn is_reachable(path: &Path, root: &OwnedFd) -> Result<(), ShareError> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     match rustix::fs::openat2(root, c".", flags, Mode::empty(), ResolveFlags::BENEATH) {
-        Err(rustix::io::Errno::ACCESS) if rustix::process::geteuid().is_root() => {
-            Err(ShareError::Confined(path.to_owned()))
-        }
+        Err(Errno::ACCESS) if rustix::process::geteuid().is_root() => Err(ShareError::Confined(path.to_owned())),
         // A directory that the server may not list may still be one that it may pass.
-        Ok(_) | Err(rustix::io::Errno::ACCESS) => Ok(()),
+        Ok(_) | Err(Errno::ACCESS) => Ok(()),
         Err(source) => Err(ShareError::Open { path: path.to_owned(), source: source.into() }),
     }
 }

@@ -102,6 +102,9 @@ pub struct AttachResult {
     pub state: U64,
     /// How long the process has served files, in milliseconds.
     pub uptime_ms: U64,
+    /// Syncs of the share's file system, or of files there, that had failed in the process when it had nothing of the client yet. Another
+    /// number than in an earlier session with it says that what was changed before and not synced may be lost.
+    pub failed_syncs: U64,
 }
 
 /// What is known of a file.
@@ -309,7 +312,7 @@ pub struct ShareEntry {
     pub description_len: U16,
 }
 
-const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 32);
+const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 40);
 const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
 const _: () =
     assert!(size_of::<GrantedLeases>() == 16 && size_of::<ChangedDirectory>() == 120 && size_of::<Lease>() == 16);

@@ -62,6 +62,8 @@ pub(super) struct Live {
     pub(super) trusts: bool,
     /// The share has leases.
     pub(super) gives_leases: bool,
+    /// Syncs that had failed when the server process began to keep what it has of this client.
+    pub(super) failed_syncs: u64,
 }
 
 /// How a call ended that brought no answer of the file service.
@@ -322,8 +324,19 @@ impl ServerConnection {
         let last = self.instance.load(Ordering::Acquire);
         let is_new_process = last != instance && last != NO_INSTANCE;
         let may_reclaim = is_new_process && nobody_else_had_them(silent, uptime);
-        let live =
-            Live { session, number, epoch, instance, is_new_process, may_reclaim, read_only, trusts, gives_leases };
+        let failed_syncs = result.failed_syncs.get();
+        let live = Live {
+            session,
+            number,
+            epoch,
+            instance,
+            is_new_process,
+            may_reclaim,
+            read_only,
+            trusts,
+            gives_leases,
+            failed_syncs,
+        };
         Ok((live, root))
     }
 

@@ -8,6 +8,7 @@ use std::cell::Cell;
 use byway_reactor::Errno;
 
 use super::connection::Failure;
+use super::unsynced::NotSynced;
 use super::{Ask, Client, Method, ROOT};
 
 /// What a client has changed may not be durable at the server.
@@ -24,6 +25,15 @@ pub enum NotDurable {
         "the server's machine restarted after it had taken changes of {files} files or directories that were not synced: they may be lost"
     )]
     Restarted {
+        /// How many.
+        files: usize,
+    },
+    /// A sync at the server had failed while the server had nothing of this client, which was away for too long.
+    #[error(
+        "a sync at the server failed while this client was away: what it had changed in {files} files or directories and not synced may be \
+         lost; the server's kernel log says why"
+    )]
+    Failed {
         /// How many.
         files: usize,
     },
@@ -53,8 +63,9 @@ impl Client {
             Ok(self.table().unsynced.all_synced(change, live.instance))
         });
         match (synced, refused.get()) {
-            (Ok((_, 0)), _) => Ok(()),
-            (Ok((_, files)), _) => Err(NotDurable::Restarted { files }),
+            (Ok((_, NotSynced { restarted: 0, failed: 0 })), _) => Ok(()),
+            (Ok((_, NotSynced { restarted: 0, failed: files })), _) => Err(NotDurable::Failed { files }),
+            (Ok((_, NotSynced { restarted: files, .. })), _) => Err(NotDurable::Restarted { files }),
             (Err(_), Some(errno)) => Err(NotDurable::Refused(errno)),
             (Err(_), None) => Err(NotDurable::NoAnswer),
         }

@@ -250,6 +250,8 @@ impl Client {
 
     /// A session has begun, and no call but these has been made in it. False: the share is another directory.
     fn attached(&self, live: Live, root: &Entry) -> Result<bool, Failure> {
+        // Before a call can fail: a second try would be told the same number.
+        self.table().unsynced.attached(live.instance, live.failed_syncs);
         self.caches.begin_session(live.number);
         let root_remote = Remote { epoch: live.epoch, name: root.node.get() };
         if !self.table().attach(root_remote, &root.attributes) {

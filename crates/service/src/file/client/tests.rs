@@ -29,6 +29,7 @@ fn serve(rpc: &Rpc, lasting: usize) {
                 instance: 7.into(),
                 state: 1.into(),
                 uptime_ms: 0.into(),
+                failed_syncs: 0.into(),
             };
             request.token.reply(0, result.as_bytes(), entry.as_bytes()).unwrap();
         } else if request.method == Method::OpenDirectory as u16 {

@@ -15,6 +15,11 @@ fn same_boot(one: u64, other: u64) -> bool {
     one >> 32 == other >> 32
 }
 
+/// Stands for a server process of the same boot that has gone: a sync of that boot speaks for it, but had failed before.
+fn failed_process(instance: u64) -> u64 {
+    instance >> 32 << 32
+}
+
 /// Stands for server processes of several boots: of whichever a sync comes, it does not speak for all of them.
 const SEVERAL_BOOTS: u64 = u64::MAX;
 
@@ -37,13 +42,38 @@ struct Mark {
     attributes: bool,
 }
 
+impl Mark {
+    /// Whether a sync may have failed that was to make the changes durable.
+    fn has_failed(&self) -> bool {
+        self.instance == failed_process(self.instance)
+    }
+}
+
 /// The server process that had taken changes of a file has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Lost;
 
+/// Files of which a sync of all files has not made the changes durable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NotSynced {
+    /// Another boot of a machine took the changes.
+    pub(super) restarted: usize,
+    /// A sync had failed.
+    pub(super) failed: usize,
+}
+
+/// What a server process has told at an attach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Attached {
+    instance: u64,
+    failed_syncs: u64,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Unsynced {
+    /// At the last session's begin, if this process of the client has had one.
+    attached: Option<Attached>,
     files: HashMap<Identity, File>,
     changes: u64,
     losses: u64,
@@ -57,7 +87,21 @@ pub(super) struct Unsynced {
 
 impl Unsynced {
     pub(super) fn new(max: usize) -> Self {
-        Self { files: HashMap::new(), changes: 0, losses: 0, dropped: None, max, prune_at: max }
+        Self { attached: None, files: HashMap::new(), changes: 0, losses: 0, dropped: None, max, prune_at: max }
+    }
+
+    /// A session has begun. `failed_syncs` had failed when the server process began to keep what it has of this client. If it had kept nothing
+    /// of an earlier session, and others have failed since then, their answers went to others or were lost, and the kernel does not tell a
+    /// failure twice: the changes before may be lost, as if the process had gone.
+    pub(super) fn attached(&mut self, instance: u64, failed_syncs: u64) {
+        let before = self.attached.replace(Attached { instance, failed_syncs });
+        if before.is_none_or(|before| before.instance != instance || before.failed_syncs == failed_syncs) {
+            return;
+        }
+        let marks = self.files.values_mut().filter_map(|entry| entry.mark.as_mut()).chain(&mut self.dropped);
+        for mark in marks.filter(|mark| same_boot(mark.instance, instance)) {
+            mark.instance = failed_process(instance);
+        }
     }
 
     /// The count of losses that a file opened now does not hear of: each was told to one that had the file open before.
@@ -87,7 +131,8 @@ impl Unsynced {
                 if let Some(mark) = entry.mark.filter(|_| !keeps) {
                     let all = dropped.get_or_insert(mark);
                     let of_one = same_boot(all.instance, mark.instance);
-                    all.instance = if of_one { all.instance } else { SEVERAL_BOOTS };
+                    let either = if mark.has_failed() { mark.instance } else { all.instance };
+                    all.instance = if of_one { either } else { SEVERAL_BOOTS };
                     all.change = all.change.max(mark.change);
                 }
                 keeps
@@ -129,16 +174,20 @@ impl Unsynced {
     }
 
     /// A sync of all files that began after that change, at that server process, was answered well. It speaks also for processes of the same
-    /// boot: the kernel had what they had written. Gives how many files have changes of another boot, which may be lost. Those of which the
-    /// entry was dropped count as one.
-    pub(super) fn all_synced(&mut self, change: u64, instance: u64) -> usize {
-        let stays = |mark: &Mark| mark.change > change || !same_boot(mark.instance, instance);
+    /// boot: the kernel had what they had written. Gives how many files have changes that may be lost. Those of which the entry was dropped
+    /// count as one.
+    pub(super) fn all_synced(&mut self, change: u64, instance: u64) -> NotSynced {
+        let stays = |mark: &Mark| mark.change > change || !same_boot(mark.instance, instance) || mark.has_failed();
         for entry in self.files.values_mut() {
             entry.mark = entry.mark.filter(stays);
         }
         self.dropped = self.dropped.filter(stays);
         self.files.retain(|_, entry| entry.mark.is_some() || entry.lost_at > 0);
-        self.marks().filter(|mark| !same_boot(mark.instance, instance)).count()
+        let is_of_boot = |mark: &Mark| same_boot(mark.instance, instance);
+        NotSynced {
+            restarted: self.marks().filter(|mark| !is_of_boot(mark)).count(),
+            failed: self.marks().filter(|mark| is_of_boot(mark) && mark.has_failed()).count(),
+        }
     }
 
     /// Files with changes that no sync has followed. Those of which the entry was dropped count as one.
@@ -209,7 +258,7 @@ mod tests {
     use super::*;
 
     /// A process of another boot than 70, 80 and 90.
-    const BEFORE: u64 = 1 << 32;
+    const BEFORE: u64 = (1 << 32) + 70;
 
     fn file(ino: u64) -> Identity {
         Identity::of(&Attributes { ino: U64::new(ino), ..Attributes::new_zeroed() })
@@ -217,6 +266,10 @@ mod tests {
 
     fn changed(unsynced: &mut Unsynced, number: u64, instance: u64) {
         unsynced.changed(file(number), instance, false, |_| true);
+    }
+
+    fn restarted(files: usize) -> NotSynced {
+        NotSynced { restarted: files, failed: 0 }
     }
 
     #[test]
@@ -283,10 +336,10 @@ mod tests {
         }
         let change = unsynced.begin_all().unwrap();
         changed(&mut unsynced, 4, 80);
-        assert_eq!(unsynced.all_synced(change, 80), 2, "files 1 and 2 changed in another boot");
+        assert_eq!(unsynced.all_synced(change, 80), restarted(2), "files 1 and 2 changed in another boot");
         assert!(unsynced.begin(file(3), 90, &mut 0).is_ok(), "it is durable");
         let change = unsynced.begin_all().unwrap();
-        assert_eq!(unsynced.all_synced(change, BEFORE), 1, "file 4 changed while the sync was under way");
+        assert_eq!(unsynced.all_synced(change, BEFORE), restarted(1), "file 4 changed while the sync was under way");
     }
 
     #[test]
@@ -304,13 +357,52 @@ mod tests {
         unsynced.take_over(&record::Unsynced::read_from_bytes(&bytes).unwrap());
         let change = unsynced.begin_all().unwrap();
         for instance in [80, BEFORE] {
-            assert_eq!(unsynced.all_synced(change, instance), 1, "some changed in another boot");
+            assert_eq!(unsynced.all_synced(change, instance), restarted(1), "some changed in another boot");
         }
         let mut unsynced = Unsynced::new(0);
         unsynced.changed(file(1), 70, false, |_| false);
         let change = unsynced.begin_all().unwrap();
-        assert_eq!(unsynced.all_synced(change, 80), 0);
+        assert_eq!(unsynced.all_synced(change, 80), restarted(0));
         assert_eq!(unsynced.begin_all(), None);
+    }
+
+    #[test]
+    fn a_sync_that_failed_while_the_server_had_nothing_of_the_client_is_told() {
+        let mut unsynced = Unsynced::new(100);
+        unsynced.attached(70, 3);
+        let mut seen = unsynced.losses();
+        for number in [1, 2] {
+            changed(&mut unsynced, number, 70);
+        }
+        changed(&mut unsynced, 3, BEFORE);
+        unsynced.attached(70, 3);
+        assert!(unsynced.begin(file(1), 70, &mut seen).is_ok(), "none has failed");
+        unsynced.attached(70, 4);
+        assert_eq!(unsynced.begin(file(1), 70, &mut seen), Err(Lost));
+        let change = unsynced.begin(file(1), 70, &mut seen).unwrap();
+        unsynced.synced(file(1), change, false);
+        changed(&mut unsynced, 4, 70);
+        let change = unsynced.begin_all().unwrap();
+        let lost = NotSynced { restarted: 1, failed: 1 };
+        assert_eq!(unsynced.all_synced(change, 70), lost, "files 3 and 2; file 1 was told, file 4 changed since then");
+        assert_eq!(unsynced.all_synced(change, 70), lost, "it stays so");
+        changed(&mut unsynced, 1, 70);
+        unsynced.attached(80, 9);
+        assert_eq!(unsynced.all_synced(u64::MAX, 80), lost, "another process counts anew");
+    }
+
+    #[test]
+    fn a_sync_that_failed_is_told_of_dropped_files() {
+        let mut unsynced = Unsynced::new(0);
+        unsynced.attached(70, 0);
+        for number in [1, 2] {
+            unsynced.changed(file(number), 70, false, |_| false);
+        }
+        unsynced.attached(70, 1);
+        unsynced.changed(file(3), 70, false, |_| false);
+        unsynced.changed(file(4), 70, false, |_| false);
+        let change = unsynced.begin_all().unwrap();
+        assert_eq!(unsynced.all_synced(change, 70), NotSynced { restarted: 0, failed: 1 });
     }
 
     #[test]

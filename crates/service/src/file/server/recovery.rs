@@ -120,6 +120,9 @@ impl Recovery {
         let mut expecting = self.expecting();
         let is_new = |share: &&Arc<Share>| !expecting.shares.iter().any(|known| Arc::ptr_eq(known, share));
         let new: Vec<_> = shares.iter().filter(is_new).map(Arc::clone).collect();
+        for share in &new {
+            share.replaces(&expecting.shares);
+        }
         expecting.shares = shares.to_vec();
         let is_served = |(share, _): &(Arc<Share>, Instant)| shares.iter().any(|served| Arc::ptr_eq(share, served));
         expecting.unread.retain(is_served);

@@ -1,5 +1,6 @@
 //! Sessions of clients: how they begin, and the state that is kept when they end.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError};
 
@@ -12,13 +13,14 @@ use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
 use super::super::share::{Acting, Share};
+use super::super::sync_point::SyncPoint;
 use super::super::wire::{
     AttachResult, CallError, ClientName, Entry, FLAG_RENEWS_LOCKS, SHARE_LEASES, SHARE_READ_ONLY, SHARE_TRUSTS,
 };
 use super::calls::Asked;
 use super::leases::LeaseState;
 use super::open_files::ShareClient;
-use super::outcome::{Found, Outcome, SyncPoint};
+use super::outcome::{Found, Outcome};
 use super::recovery::{Claim, Home};
 use super::replies::Reply;
 use super::table::Client;
@@ -68,7 +70,7 @@ impl Shares {
         let request = self.start(at, FileRequest::Attach { call: asked.call, attaching });
         let root = move || {
             let root = share.root().try_clone().map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO));
-            let point = SyncPoint::open(share.root());
+            let point = share.sync_point(|root| tree::open_directory(root.as_fd()));
             Ok(Outcome::Root(tree::found(root?)?, point))
         };
         // The root is opened with the server's own rights.
@@ -106,7 +108,7 @@ impl Shares {
         session: SessionId,
         Attaching { share, right, name, renews_locks }: &Attaching,
         root: Found,
-        point: Option<SyncPoint>,
+        point: Option<Arc<SyncPoint>>,
     ) -> Result<(AttachResult, Entry), CallError> {
         if !at.sessions.is_up(session) {
             return Err(CallError::Stale);
@@ -117,9 +119,7 @@ impl Shares {
         client.renews_locks = *renews_locks;
         let state = client.key;
         let node = client.hold(root, share, *right)?;
-        if let Some(point) = point {
-            client.keep_sync_point(share, point);
-        }
+        let failed_syncs = point.map_or(0, |point| client.keep_sync_point(share, point));
         if !client.shares.iter().any(|other| Arc::ptr_eq(other, share)) {
             client.shares.push(Arc::clone(share));
             client.unclaimed.extend(may_have_kept.then(|| ShareClient { client: *name, share: Arc::clone(share) }));
@@ -138,6 +138,7 @@ impl Shares {
             instance: U64::new(self.recovery.instance()),
             state: U64::new(state),
             uptime_ms: U64::new(u64::try_from(uptime).unwrap_or(u64::MAX)),
+            failed_syncs: U64::new(failed_syncs),
         };
         // It may have locks of a session before.
         self.watch_locks_later(at);

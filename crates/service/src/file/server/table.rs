@@ -12,11 +12,12 @@ use byway_reactor::{File, Instant, OpenFile, Reactor};
 use super::super::grace::ClientHolding;
 use super::super::locks::FileId;
 use super::super::share::Share;
+use super::super::sync_point::SyncPoint;
 use super::super::wire::{CallError, ClientName};
 use super::descriptors::Counted;
 use super::leases::LeaseState;
 use super::open_files::{OpenFiles, OpenMark, Opening, ShareClient};
-use super::outcome::{Found, SyncPoint};
+use super::outcome::Found;
 use super::recovery::ClientKey;
 use super::replies::Replies;
 use crate::limits::{FILE_HANDLES_MAX, FILE_NODES_MAX};
@@ -72,6 +73,14 @@ struct KnownNode {
     look_ups: u64,
 }
 
+/// What the file system of a client's share is synced by.
+#[derive(Clone, Debug)]
+pub(super) struct SyncedBy {
+    pub(super) point: Arc<SyncPoint>,
+    /// Syncs that had failed when the client came: it has lost nothing by them.
+    pub(super) failed_before: u64,
+}
+
 /// A client that uses shares, in one session or several.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -102,7 +111,7 @@ pub(super) struct Client {
     /// Shares that it has attached to.
     pub(super) shares: Vec<Arc<Share>>,
     /// What their file systems are synced by, by share.
-    sync_points: HashMap<usize, Arc<SyncPoint>>,
+    sync_points: HashMap<usize, SyncedBy>,
     pub(super) replies: Replies,
     /// Its calls that have begun and not ended.
     pub(super) requests: usize,
@@ -161,14 +170,15 @@ impl Client {
         self.handles.get(Slot::from_u64(name)).ok_or(CallError::Stale)
     }
 
-    /// Keeps what a share is synced by, unless there is one of an earlier session, which has seen more.
-    pub(super) fn keep_sync_point(&mut self, share: &Arc<Share>, point: SyncPoint) {
-        self.sync_points.entry(address(share)).or_insert_with(|| Arc::new(point));
+    /// Keeps what a share is synced by. Gives how many syncs had failed at the client's first attach to it.
+    pub(super) fn keep_sync_point(&mut self, share: &Arc<Share>, point: Arc<SyncPoint>) -> u64 {
+        let failed_before = point.failures();
+        self.sync_points.entry(address(share)).or_insert(SyncedBy { point, failed_before }).failed_before
     }
 
     /// What the share of a node is synced by.
-    pub(super) fn sync_point(&self, node: &Node) -> Option<Arc<SyncPoint>> {
-        self.sync_points.get(&address(&node.share)).map(Arc::clone)
+    pub(super) fn synced_by(&self, node: &Node) -> Option<SyncedBy> {
+        self.sync_points.get(&address(&node.share)).cloned()
     }
 
     /// Names what was found: by the same name as before, if the client holds it already.

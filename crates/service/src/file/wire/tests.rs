@@ -27,8 +27,9 @@ fn arguments_have_these_bytes() {
         instance: U64::new(0x100f_0e0d_0c0b_0a09),
         state: U64::new(0x1817_1615_1413_1211),
         uptime_ms: U64::new(0x201f_1e1d_1c1b_1a19),
+        failed_syncs: U64::new(0x2827_2625_2423_2221),
     };
-    assert_eq!(attach.as_bytes(), (1..=32).collect::<Vec<u8>>());
+    assert_eq!(attach.as_bytes(), (1..=40).collect::<Vec<u8>>());
     let new = NewAttributes {
         which: U32::new(0x0403_0201),
         mode: U32::new(0x0807_0605),

@@ -12,7 +12,7 @@ use byway_fabric::{Options, Registry};
 use byway_reactor::{Address, Completion, IoChoice, Reactor, Token, Wait};
 use rustix::fs::OFlags;
 
-use super::super::super::client::{Caller, Client, ClientOptions, NamedIn, ROOT};
+use super::super::super::client::{Caller, Client, ClientOptions, NamedIn, NotDurable, ROOT};
 use super::super::super::{Share, ShareSpec, Users};
 use super::super::{FileRequestId, Recovery};
 use super::*;
@@ -26,9 +26,14 @@ const LIMIT: Duration = Duration::from_secs(20);
 const ME: Caller<'static> = Caller { uid: 0, gid: 0, groups: &[] };
 
 /// What is done in place of the next sync of an open file, by its inode.
-type Syncs = HashMap<u64, Box<dyn FnOnce() -> Result<Outcome, Errno> + Send>>;
+type Syncs = HashMap<u64, Box<dyn FnOnce() -> Result<(), Errno> + Send>>;
 
 pub(super) static INSTEAD: LazyLock<Mutex<Syncs>> = LazyLock::new(Mutex::default);
+
+fn share(directory: &Path, description: Option<String>) -> Arc<Share> {
+    let spec = ShareSpec::new(VolumeName::new("share").unwrap(), directory.to_owned());
+    Arc::new(Share::open(ShareSpec { users: Users::Squash(server_itself()), description, ..spec }).unwrap())
+}
 
 /// A loop that serves a share, turned by the test.
 struct Served {
@@ -40,15 +45,17 @@ struct Served {
 
 impl Served {
     fn new(directory: &Path) -> (Self, Address) {
-        let users = Users::Squash(server_itself());
-        let name = VolumeName::new("share").unwrap();
-        let share = Share::open(ShareSpec { users, ..ShareSpec::new(name, directory.to_owned()) }).unwrap();
+        Self::keeping(directory, LIMIT)
+    }
+
+    /// The same, which keeps what a client had for so long.
+    fn keeping(directory: &Path, kept_for: Duration) -> (Self, Address) {
         let mut reactor = Reactor::open(IoChoice::Auto, 8 << 20).unwrap();
         let spoken = vec![Shares::spoken(CALLS_PER_SESSION)];
         let mut host = Host::new(&reactor, Arc::new(Registry::new(1)), Options::new(CLASS), spoken);
-        let recovery = Arc::new(Recovery::with_times(1, Duration::ZERO, LIMIT));
+        let recovery = Arc::new(Recovery::with_times((1 << 32) + 7, Duration::ZERO, kept_for));
         let mut shares = Shares::new(&reactor, FILE_CLASS, &recovery);
-        shares.replace(&mut host, &mut reactor, &[Arc::new(share)]);
+        shares.replace(&mut host, &mut reactor, &[share(directory, None)]);
         let listener = host.listen(&mut reactor, &Address::Tcp("127.0.0.1:0".parse().unwrap())).unwrap();
         let at = Address::Tcp(reactor.local_address(listener).unwrap());
         (Self { reactor, host, shares, completions: Vec::new() }, at)
@@ -89,6 +96,14 @@ impl Served {
             served.shares.clients.iter().flatten().all(|client| client.is_gone)
         });
     }
+
+    /// The same, for so long that nothing of them is kept.
+    fn forget_clients(&mut self) {
+        let names = self.shares.clients.iter().flatten().filter_map(|client| client.known_as.clone());
+        let names: Vec<_> = names.map(|(name, _)| name).collect();
+        self.end_sessions();
+        self.turn_until("the end of their time", |served| names.iter().all(|name| !served.shares.recovery.knows(name)));
+    }
 }
 
 /// A client that has the share's file open.
@@ -113,6 +128,11 @@ impl Opened {
     fn sync(self: &Arc<Self>) -> JoinHandle<Result<(), byway_reactor::Errno>> {
         let this = Arc::clone(self);
         std::thread::spawn(move || this.client.sync(ME, this.handle, false))
+    }
+
+    fn make_durable(self: &Arc<Self>, served: &mut Served) -> Result<(), NotDurable> {
+        let this = Arc::clone(self);
+        served.result_of("a sync of all", std::thread::spawn(move || this.client.make_durable()))
     }
 
     fn close(self: &Arc<Self>, served: &mut Served) {
@@ -179,10 +199,9 @@ fn a_client_that_goes_leaves_no_sync_behind_that_waits_for_a_disk() {
     go_on.send(()).unwrap();
 }
 
-#[test]
-fn a_client_hears_of_a_failed_sync_whose_answer_was_lost() {
+fn hears_of_a_failed_sync_whose_answer_was_lost(kept_for: Duration) {
     let folder = tempfile::tempdir().unwrap();
-    let (mut served, at) = Served::new(folder.path());
+    let (mut served, at) = Served::keeping(folder.path(), kept_for);
     let opened = Opened::new(&mut served, &at);
     let held = Held::failing(&folder.path().join("file"));
     let syncs = opened.sync();
@@ -192,4 +211,48 @@ fn a_client_hears_of_a_failed_sync_whose_answer_was_lost() {
     assert!(served.result_of("the client's second try", syncs).is_err(), "the first one failed");
     assert!(served.result_of("a sync", opened.sync()).is_ok(), "a failure is told once");
     opened.close(&mut served);
+}
+
+#[test]
+fn a_client_hears_of_a_failed_sync_whose_answer_was_lost() {
+    hears_of_a_failed_sync_whose_answer_was_lost(LIMIT);
+}
+
+#[test]
+fn a_client_hears_of_a_failed_sync_whose_answer_was_not_kept() {
+    hears_of_a_failed_sync_whose_answer_was_lost(Duration::ZERO);
+}
+
+/// A file of a client that was away for too long. Meanwhile `happens`, and then all is synced.
+fn synced_after(happens: impl FnOnce(&mut Served, &Path)) -> Result<(), NotDurable> {
+    let folder = tempfile::tempdir().unwrap();
+    let (mut served, at) = Served::keeping(folder.path(), Duration::ZERO);
+    let opened = Opened::new(&mut served, &at);
+    served.forget_clients();
+    happens(&mut served, folder.path());
+    let durable = opened.make_durable(&mut served);
+    assert_eq!(served.result_of("a sync", opened.sync()).is_ok(), durable.is_ok(), "a file's sync says the same");
+    opened.close(&mut served);
+    durable
+}
+
+#[test]
+fn a_client_that_comes_anew_hears_what_another_client_was_told() {
+    assert_eq!(synced_after(|_, _| ()), Ok(()));
+    let another_is_told = |served: &mut Served, _: &Path| served.shares.shares[0].note_failed_sync(Errno::IO);
+    assert_eq!(synced_after(another_is_told), Err(NotDurable::Failed { files: 2 }), "a file and the root");
+}
+
+#[test]
+fn a_reload_forgets_no_failed_sync() {
+    let reloads = |served: &mut Served, directory: &Path| {
+        let Served { host, reactor, shares, .. } = served;
+        shares.replace(host, reactor, &[share(directory, Some("as it is now".to_owned()))]);
+    };
+    assert_eq!(synced_after(reloads), Ok(()));
+    let fails_before = |served: &mut Served, directory: &Path| {
+        served.shares.shares[0].note_failed_sync(Errno::IO);
+        reloads(served, directory);
+    };
+    assert_eq!(synced_after(fails_before), Err(NotDurable::Failed { files: 2 }));
 }
