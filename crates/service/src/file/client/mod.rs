@@ -29,7 +29,7 @@ mod opener;
 mod reading;
 mod released;
 mod report;
-mod slots;
+pub(super) mod slots;
 mod table;
 mod tending;
 mod unsynced;
@@ -62,7 +62,7 @@ pub use self::new_mode::NewMode;
 use self::opener::{Opener, Openers};
 use self::released::Releases;
 pub use self::report::ClientReport;
-use self::slots::{SlotPool, SlotUse};
+use self::slots::{Repeats, SlotPool, SlotUse};
 pub use self::table::ROOT;
 use self::table::{Opened, Remote, Table};
 use super::wire::{Arguments, CallError, Entry, FLAG_UNCLAIMED, Forgotten, Method, OPENS_AGAIN};
@@ -325,11 +325,10 @@ impl Client {
         let taken = method.takes_slot().then(|| self.slots.take());
         let slot = taken.as_ref().map(|taken| taken.slot);
         let (mut pause, mut busy_since) = (BUSY_PAUSE_MIN, None);
-        // The epoch of the first session that was lost with the call.
-        let mut lost_in = None;
+        let mut repeats = Repeats::new(repeatable);
         loop {
             let live = self.live().map_err(|_| Errno::IO)?;
-            if !repeatable && lost_in.is_some_and(|epoch| epoch != live.epoch) {
+            if !repeats.may_be_sent(live.epoch) {
                 tracing::warn!(
                     ?method,
                     "the session ended before the server answered: the change may or may not have been made"
@@ -369,7 +368,7 @@ impl Client {
                 Err(Failure::NotSent) => self.lose(live.number),
                 Err(Failure::Lost) => {
                     self.lose(live.number);
-                    lost_in.get_or_insert(live.epoch);
+                    repeats.lost(live.epoch);
                 }
             }
         }

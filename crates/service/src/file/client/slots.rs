@@ -6,23 +6,48 @@ use crate::limits::FILE_SLOTS;
 
 /// Where the server keeps the answer to a call, and which call of the slot it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct SlotUse {
-    pub(super) slot: u8,
-    pub(super) sequence: u16,
+pub(in crate::file) struct SlotUse {
+    pub(in crate::file) slot: u8,
+    pub(in crate::file) sequence: u16,
 }
 
 /// Slots without a call, with the number of their last one.
 #[derive(Debug)]
-pub(super) struct SlotPool {
+pub(in crate::file) struct SlotPool {
     free: Mutex<Vec<SlotUse>>,
     freed: Condvar,
 }
 
 /// A slot that is taken until this is dropped.
 #[derive(Debug)]
-pub(super) struct Taken<'a> {
+pub(in crate::file) struct Taken<'a> {
     pool: &'a SlotPool,
-    pub(super) slot: SlotUse,
+    pub(in crate::file) slot: SlotUse,
+}
+
+/// A call that is sent again after its session has ended.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::file) struct Repeats {
+    /// Also to a server that has kept no answer and may have done it.
+    repeatable: bool,
+    /// The epoch of the first session that was lost with the call.
+    lost_in: Option<u64>,
+}
+
+impl Repeats {
+    pub(in crate::file) fn new(repeatable: bool) -> Self {
+        Self { repeatable, lost_in: None }
+    }
+
+    /// The session of that epoch has ended, and whether the call was done is not known.
+    pub(in crate::file) fn lost(&mut self, epoch: u64) {
+        self.lost_in.get_or_insert(epoch);
+    }
+
+    /// Whether it may be sent in a session of that epoch.
+    pub(in crate::file) fn may_be_sent(&self, epoch: u64) -> bool {
+        self.repeatable || self.lost_in.is_none_or(|lost_in| lost_in == epoch)
+    }
 }
 
 impl Default for SlotPool {
@@ -39,7 +64,7 @@ impl SlotPool {
     }
 
     /// The last call of each slot, while no call is under way.
-    pub(super) fn last_calls(&self) -> [u16; FILE_SLOTS as usize] {
+    pub(in crate::file) fn last_calls(&self) -> [u16; FILE_SLOTS as usize] {
         let mut last = [0; FILE_SLOTS as usize];
         for SlotUse { slot, sequence } in self.free().iter() {
             last[usize::from(*slot) - 1] = *sequence;
@@ -48,7 +73,7 @@ impl SlotPool {
     }
 
     /// The slots of a client in another process, with the last call of each.
-    pub(super) fn of_last_calls(last: impl Fn(usize) -> u16) -> Self {
+    pub(in crate::file) fn of_last_calls(last: impl Fn(usize) -> u16) -> Self {
         let pool = Self::default();
         for one in pool.free().iter_mut() {
             one.sequence = last(usize::from(one.slot) - 1);
@@ -57,7 +82,7 @@ impl SlotPool {
     }
 
     /// Takes a slot for a new call; waits for one.
-    pub(super) fn take(&self) -> Taken<'_> {
+    pub(in crate::file) fn take(&self) -> Taken<'_> {
         let mut free = self.free();
         loop {
             if let Some(last) = free.pop() {
