@@ -298,12 +298,32 @@ impl Userfault {
     /// Moves anonymous private pages of this process to a place that has none. The destination must be registered.
     ///
     /// # Safety
-    /// What refers to the pages at `from` finds none there, and is answered as `register` asks for; nothing relies on what lies at `to`.
+    /// What refers to the pages at `from` finds none there, and is answered as `register` asks for; nothing lies at `to`: a page there would
+    /// be taken for one that was moved.
     ///
     /// # Errors
     /// See [`Partly`]: `NoMapping` where no page lies; `Busy` for a pinned page, or one that a fork shares; `EINVAL` from another process, and between mappings that are
     /// not alike (rights, locks).
     pub unsafe fn move_pages(&self, to: usize, from: usize, len: usize) -> Filled {
+        let mut moved = 0;
+        while moved < len {
+            // SAFETY: as the caller promises.
+            match unsafe { self.move_some(to + moved, from + moved, len - moved) } {
+                Ok(()) => break,
+                Err(Partly { bytes, .. }) if bytes > 0 => moved += bytes,
+                // Linux 6.18 moves a page that it migrates at the same time (compaction), tries once more, and finds it at its new place.
+                Err(Partly { error: FillError::Exists, .. }) => moved += helper::PAGE_BYTES,
+                Err(Partly { error, .. }) => return Err(Partly { bytes: moved, error }),
+            }
+        }
+        Ok(())
+    }
+
+    /// One call, which may end after some pages.
+    ///
+    /// # Safety
+    /// As for [`Userfault::move_pages`].
+    unsafe fn move_some(&self, to: usize, from: usize, len: usize) -> Filled {
         let mut request = sys::uffdio_move { dst: to as u64, src: from as u64, len: len as u64, mode: 0, move_: 0 };
         // SAFETY: the structure is that of the call; what becomes of the pages is the caller's to answer for.
         let done = unsafe { ioctl(&self.fd, Updater::<MOVE, _>::new(&mut request)) };

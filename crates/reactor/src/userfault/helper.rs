@@ -200,6 +200,7 @@ impl Helper {
     /// touches a page which was moved out is answered by the pager.
     pub unsafe fn run(&self) {
         let mut words = [0; WORDS_MAX];
+        let mut is_empty = true;
         loop {
             let count = match hear(&self.socket, &mut words, true) {
                 Ok(0) => return,
@@ -208,8 +209,14 @@ impl Helper {
                 Err(_) => return,
             };
             let commands = words.as_chunks_mut::<2>().0.get_mut(..count / 2).unwrap_or_default();
-            // SAFETY: as the caller promises.
-            unsafe { self.move_out(commands) };
+            if is_empty {
+                // SAFETY: as the caller promises; the scratch pages are empty.
+                is_empty = unsafe { self.move_out(commands) };
+            } else {
+                for command in commands {
+                    *command = [command[1], Outcome::Stays as u64];
+                }
+            }
             if say(&self.socket, &words[..count], None).is_err() {
                 return;
             }
@@ -217,10 +224,11 @@ impl Helper {
     }
 
     /// Of each pair: the page's address, perhaps with [`PROTECTED`], and the number of the frame; afterwards the frame and the outcome.
+    /// False if the scratch pages could not be emptied: then no page may be moved there any more.
     ///
     /// # Safety
-    /// As for [`Helper::run`].
-    unsafe fn move_out(&self, commands: &mut [[u64; 2]]) {
+    /// As for [`Helper::run`]; the scratch pages are empty.
+    unsafe fn move_out(&self, commands: &mut [[u64; 2]]) -> bool {
         let frames = (self.frames.len() / PAGE_BYTES) as u64;
         let mut outcomes = [Outcome::Stays; MOVES_MAX];
         let mut index = 0;
@@ -258,13 +266,14 @@ impl Helper {
             }
         }
         let at = std::ptr::with_exposed_provenance_mut(self.scratch.start);
-        // SAFETY: nothing refers to the scratch pages. Were one to stay, the next move there would say so.
-        let _ = unsafe { madvise(at, commands.len() * PAGE_BYTES, Advice::LinuxDontNeed) };
+        // SAFETY: nothing refers to the scratch pages.
+        let emptied = unsafe { madvise(at, commands.len() * PAGE_BYTES, Advice::LinuxDontNeed) }.is_ok();
         // SAFETY: nothing touches the scratch pages but moves.
         let _ = unsafe { self.userfault.register(self.scratch.clone(), Modes::MISSING) };
         for (command, outcome) in commands.iter_mut().zip(outcomes) {
             *command = [command[1], outcome as u64];
         }
+        emptied
     }
 
     const fn scratch_page(&self, index: usize) -> usize {

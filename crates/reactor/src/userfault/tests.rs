@@ -149,6 +149,61 @@ fn a_page_moves_out_and_back() {
     assert_eq!(back, 3);
 }
 
+/// The kernel moves pages to other frames meanwhile, as it does when it makes room for large ones.
+#[test]
+fn pages_that_the_kernel_migrates_are_moved_or_stay() {
+    const COMPACT: &str = "/proc/sys/vm/compact_memory";
+    const SOURCE: usize = 1 << 14;
+    const RUN: usize = 16;
+    let Some(userfault) = opened(Features::MOVE) else { return };
+    if std::fs::write(COMPACT, "1").is_err() {
+        skip_this(SkipReason::Machine("only root may have the kernel compact memory"));
+        return;
+    }
+    let map = |pages: usize| {
+        let rights = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice, used below alone.
+        let at = unsafe { mmap_anonymous(std::ptr::null_mut(), pages * PAGE, rights, MapFlags::PRIVATE) }.unwrap();
+        (at, at.expose_provenance())
+    };
+    let ((source, from), (stage, to)) = (map(SOURCE), map(RUN));
+    let word = |index: usize| std::ptr::with_exposed_provenance_mut::<usize>(from + index * PAGE);
+    // SAFETY: of the mapping, and no references are made.
+    (0..SOURCE).for_each(|index| unsafe { word(index).write_volatile(index + 1) });
+    for (at, pages) in [(from, SOURCE), (to, RUN)] {
+        // SAFETY: no references are made to the pages.
+        unsafe { userfault.register(at..at + pages * PAGE, Modes::MISSING) }.unwrap();
+    }
+    // SAFETY: nothing refers to the pages, and the destination is empty.
+    let move_all = |to: usize, from: usize, pages: usize| match unsafe { userfault.move_pages(to, from, pages * PAGE) }
+    {
+        Ok(()) => pages,
+        Err(Partly { bytes, error: FillError::Busy | FillError::Changing }) => bytes / PAGE,
+        Err(partly) => panic!("{partly}"),
+    };
+    let end = std::time::Instant::now() + std::time::Duration::from_secs(5);
+    std::thread::scope(|threads| {
+        threads.spawn(|| {
+            while std::time::Instant::now() < end {
+                let _ = std::fs::write(COMPACT, "1");
+            }
+        });
+        for first in (0..SOURCE).step_by(RUN).cycle().take_while(|_| std::time::Instant::now() < end) {
+            let moved = move_all(to, from + first * PAGE, RUN);
+            let mut back = 0;
+            while back < moved {
+                back += move_all(from + (first + back) * PAGE, to + back * PAGE, moved - back);
+            }
+        }
+    });
+    userfault.unregister(from..from + SOURCE * PAGE);
+    // SAFETY: as above; a page that is missing is all zeroes now.
+    let lost: Vec<_> = (0..SOURCE).filter(|index| unsafe { word(*index).read_volatile() } != index + 1).collect();
+    assert!(lost.is_empty(), "{lost:?}");
+    // SAFETY: nothing uses the mappings any more.
+    unsafe { (munmap(source, SOURCE * PAGE).unwrap(), munmap(stage, RUN * PAGE).unwrap()) };
+}
+
 #[test]
 fn a_protected_page_faults_when_it_is_written() {
     let Some(userfault) = opened(Features::WRITE_PROTECT) else { return };
