@@ -313,6 +313,8 @@ impl Userfault {
                 Err(Partly { bytes, .. }) if bytes > 0 => moved += bytes,
                 // Linux 6.18 moves a page that it migrates at the same time (compaction), tries once more, and finds it at its new place.
                 Err(Partly { error: FillError::Exists, .. }) => moved += helper::PAGE_BYTES,
+                // The same may have happened at the end of an earlier call, and this one did not come so far as to see it.
+                Err(_) if is_mapped(to + moved) => moved += helper::PAGE_BYTES,
                 Err(Partly { error, .. }) => return Err(Partly { bytes: moved, error }),
             }
         }
@@ -395,6 +397,15 @@ fn raw(range: &Range<usize>) -> sys::uffdio_range {
 }
 
 /// The kernel says how far it came also where it failed: a negative number is the error of the first page.
+/// Whether an anonymous page lies at an address.
+fn is_mapped(at: usize) -> bool {
+    let mut resident = 0_u8;
+    let page = std::ptr::with_exposed_provenance_mut(at);
+    // SAFETY: the call looks at the page's entry alone, and writes one byte for one page.
+    let looked = unsafe { libc::mincore(page, helper::PAGE_BYTES, &raw mut resident) };
+    looked == 0 && resident & 1 == 1
+}
+
 fn filled(done: Result<(), Errno>, bytes: i64) -> Filled {
     match done {
         Ok(()) => Ok(()),
