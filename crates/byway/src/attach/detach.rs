@@ -134,7 +134,7 @@ fn await_successor(died: Listed) -> Result<Listed, DetachError> {
     Ok(find(&name)?.unwrap_or(died))
 }
 
-/// Detaches what was found.
+/// Detaches the devices that were found.
 fn detach_one(found: Listed) -> Result<(), DetachError> {
     let Listed { attachment, lives } = found;
     if !lives {

@@ -46,7 +46,7 @@ pub(super) struct FileDevice {
     channel: Arc<Channel>,
     file: File,
     device: LoopDevice,
-    /// What was agreed with the kernel.
+    /// What process and kernel agreed on at FUSE's INIT.
     terms: Option<Terms>,
     client: ClientRecord,
     /// No process has served it before.

@@ -63,7 +63,7 @@ pub(super) struct UblkRecord {
 pub(super) struct FileRecord {
     /// The process that starts the successor.
     pub keeper: KeeperRecord,
-    /// What was agreed with the kernel at FUSE's INIT: the minor version, the longest WRITE in bytes, and flags.
+    /// What process and kernel agreed on at FUSE's INIT: the minor version, the longest WRITE in bytes, and flags.
     pub minor: u32,
     pub write_bytes_max: u32,
     pub flags: u64,

@@ -52,7 +52,7 @@ pub(super) struct MountedFile {
     /// The file system, which is attached to no directory.
     pub mount: OwnedFd,
     pub channel: Arc<Channel>,
-    /// What was agreed with the kernel. It is there once the file is open.
+    /// What process and kernel agreed on at FUSE's INIT. It is there once the file is open.
     pub terms: Arc<OnceLock<Terms>>,
     pub client: ClientRecord,
 }

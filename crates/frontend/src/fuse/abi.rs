@@ -250,7 +250,7 @@ pub const LOCK_FLOCK: u32 = 1;
 pub const NOTIFY_INVALIDATE_INODE: i32 = 2;
 /// The notification that an entry is stale.
 pub const NOTIFY_INVALIDATE_ENTRY: i32 = 3;
-/// The code of a notification: send again what was read and not answered. Of kernels with [`init::HAS_RESEND`].
+/// The code of a notification: the kernel sends requests again that were read and not answered. Of kernels with [`init::HAS_RESEND`].
 pub const NOTIFY_RESEND: i32 = 7;
 
 #[cfg(test)]

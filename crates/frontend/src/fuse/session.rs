@@ -58,7 +58,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Whether the kernel sends again what was read and not answered ([`Wishes::resends`]).
+    /// Whether the kernel can send requests again that were read and not answered ([`Wishes::resends`]).
     pub fn resends(&self) -> bool {
         self.flags & init::HAS_RESEND != 0
     }
