@@ -93,16 +93,11 @@ pub fn run(options: &Options) -> Result<()> {
     steps.next();
     let packages = ["byway", "byway-preload", "byway-run"].map(|package| ["--package", package]);
     process::run(process::cargo().args(["build", "--release"]).args(packages.as_flattened()))?;
-    if options.long {
-        steps.next();
-        fuzz::run(&fuzz::Options { seconds: LONG_FUZZ_SECONDS })?;
-        steps.next();
-        guest::run_all()?;
-    }
-
     let skip_log = process::target_directory()?.join("skipped-tests");
     std::fs::write(&skip_log, "").with_context(|| format!("cannot write {}", skip_log.display()))?;
     let (Told { mut counts, failed: names, flaky }, is_good) = run_tests(options, has_nextest, &skip_log, &mut steps)?;
+    // Also if a test failed, and before the summary: a run of hours tells all that it can.
+    let long_parts = if options.long { run_long_parts(&mut steps) } else { Ok(()) };
     steps.end();
     let skips = read_skips(&skip_log)?;
     counts.passed = counts.passed.saturating_sub(skips.whole.len());
@@ -127,11 +122,20 @@ pub fn run(options: &Options) -> Result<()> {
         skips.in_part.len(),
         flaky.len()
     );
+    long_parts?;
     if !is_good || counts.failed > 0 || !complaints.is_empty() {
         // The summary is the last line: the status says the rest.
         std::process::exit(1);
     }
     Ok(())
+}
+
+/// What only a long run does, after the tests: these fail more often, and sooner.
+fn run_long_parts(steps: &mut Steps) -> Result<()> {
+    steps.next();
+    fuzz::run(&fuzz::Options { seconds: LONG_FUZZ_SECONDS })?;
+    steps.next();
+    guest::run_all()
 }
 
 /// The steps of a run, in order. A filter and a long run have times of their own.
@@ -142,7 +146,7 @@ fn step_names(options: &Options) -> Vec<&'static str> {
         (true, false) => &["tests", "seeded bugs"],
         (true, true) => &["tests with more seeds", "seeded bugs with more seeds"],
     };
-    [&["release build"], long, &["tests of the documentation"], tests].concat()
+    [&["release build", "tests of the documentation"], tests, long].concat()
 }
 
 /// Runs the documentation's tests, which nextest does not, then all others, then (unless only some tests are asked for)
