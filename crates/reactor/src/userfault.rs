@@ -302,8 +302,8 @@ impl Userfault {
     /// be taken for one that was moved.
     ///
     /// # Errors
-    /// See [`Partly`]: `NoMapping` where no page lies; `Busy` for a pinned page, or one that a fork shares; `EINVAL` from another process, and between mappings that are
-    /// not alike (rights, locks).
+    /// See [`Partly`]: `NoMapping` where no page lies; `Busy` for a pinned page, or one that a fork shares; `EINVAL` from another process,
+    /// and between mappings that are not alike (rights, locks).
     pub unsafe fn move_pages(&self, to: usize, from: usize, len: usize) -> Filled {
         let mut moved = 0;
         while moved < len {
@@ -311,9 +311,8 @@ impl Userfault {
             match unsafe { self.move_some(to + moved, from + moved, len - moved) } {
                 Ok(()) => break,
                 Err(Partly { bytes, .. }) if bytes > 0 => moved += bytes,
-                // Linux 6.18 moves a page that it migrates at the same time (compaction), tries once more, and finds it at its new place.
-                Err(Partly { error: FillError::Exists, .. }) => moved += helper::PAGE_BYTES,
-                // The same may have happened at the end of an earlier call, and this one did not come so far as to see it.
+                // Linux 6.18 moves a page that it migrates at the same time (compaction), tries once more, and finds it at its new place: EEXIST.
+                // At the end of an earlier call that may have happened unseen, and this one may fail otherwise before it looks.
                 Err(_) if is_mapped(to + moved) => moved += helper::PAGE_BYTES,
                 Err(Partly { error, .. }) => return Err(Partly { bytes: moved, error }),
             }
@@ -396,7 +395,6 @@ fn raw(range: &Range<usize>) -> sys::uffdio_range {
     sys::uffdio_range { start: range.start as u64, len: range.end.saturating_sub(range.start) as u64 }
 }
 
-/// The kernel says how far it came also where it failed: a negative number is the error of the first page.
 /// Whether an anonymous page lies at an address.
 fn is_mapped(at: usize) -> bool {
     let mut resident = 0_u8;
@@ -406,6 +404,7 @@ fn is_mapped(at: usize) -> bool {
     looked == 0 && resident & 1 == 1
 }
 
+/// The kernel says how far it came also where it failed: a negative number is the error of the first page.
 fn filled(done: Result<(), Errno>, bytes: i64) -> Filled {
     match done {
         Ok(()) => Ok(()),
