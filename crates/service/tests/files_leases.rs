@@ -140,6 +140,61 @@ fn a_listing_brings_leases_on_its_entries() {
     assert_eq!(one.0.look_up(ME, folder, name), Err(Errno::NOENT));
 }
 
+/// An access list with rights for one more user (`linux/posix_acl_xattr.h`): tags, rights, user.
+fn access_list() -> Vec<u8> {
+    let entry = |tag: u16, rights: u16, user: u32| {
+        [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &user.to_le_bytes()].concat()
+    };
+    let [owner, user, group, mask, others] = [1, 2, 4, 16, 32];
+    let nobody = u32::MAX;
+    let entries = [(owner, 6, nobody), (user, 4, 4711), (group, 4, nobody), (mask, 4, nobody), (others, 4, nobody)];
+    let entries = entries.into_iter().flat_map(|(tag, rights, user)| entry(tag, rights, user));
+    2_u32.to_le_bytes().into_iter().chain(entries).collect()
+}
+
+#[test]
+fn a_listing_tells_which_files_have_no_extended_attributes() {
+    let below = tempfile::tempdir().unwrap();
+    std::fs::create_dir(below.path().join("folder")).unwrap();
+    for name in ["plain", "other", "marked"] {
+        std::fs::write(below.path().join("folder").join(name), b"12345").unwrap();
+    }
+    rustix::fs::setxattr(below.path().join("folder/marked"), c"user.mark", b"1", rustix::fs::XattrFlags::empty())
+        .unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    let folder = one.find(b"folder").unwrap();
+    until_cached(&server, || assert!(one.0.attributes(ME, folder, None).is_ok()));
+    let handle = one.0.open_directory(ME, folder).unwrap();
+    let listed = one.0.read_directory(ME, handle, 0, 16 << 10, true).unwrap();
+    let node = |name: &[u8]| listed.iter().find(|entry| entry.name == name).unwrap().node.unwrap();
+    let (plain, other, marked) = (node(b"plain"), node(b"other"), node(b"marked"));
+    let before = server.answered();
+    // What `ls -l` and `cp -a` ask for.
+    for file in [plain, other] {
+        for name in [&b"security.selinux"[..], b"system.posix_acl_access"] {
+            assert_eq!(one.0.get_xattr(ME, file, name), Err(Errno::NODATA));
+        }
+        assert_eq!(one.0.list_xattrs(ME, file), Ok(Vec::new()));
+    }
+    let answers = server.answered() - before;
+    assert!(answers <= 2, "{answers} answers, which a renewal may have been");
+    assert_eq!(one.0.list_xattrs(ME, marked), Ok(b"user.mark\0".to_vec()));
+    // Who may not read a file is told so, and what lists leave out may be there.
+    let before = server.answered();
+    for name in [&b"user.mark"[..], b"trusted.mark", b"system.other"] {
+        assert!(one.0.get_xattr(ME, plain, name).is_err());
+    }
+    assert!(server.answered() >= before + 3, "each was asked for");
+
+    let (same_folder, list) = (two.find(b"folder").unwrap(), access_list());
+    let same = two.0.look_up(ME, same_folder, b"plain").unwrap().node;
+    two.0.set_xattr(ME, same, b"system.posix_acl_access", &list, 0).unwrap();
+    assert_eq!(one.0.get_xattr(ME, plain, b"system.posix_acl_access"), Ok(list.clone()), "set by the other");
+    one.0.set_xattr(ME, other, b"system.posix_acl_access", &list, 0).unwrap();
+    assert_eq!(one.0.get_xattr(ME, other, b"system.posix_acl_access"), Ok(list), "set by itself");
+}
+
 #[test]
 fn a_client_that_changes_a_name_goes_on_with_what_it_knows_of_the_others() {
     let below = tempfile::tempdir().unwrap();

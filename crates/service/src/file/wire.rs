@@ -264,7 +264,12 @@ pub struct DirectoryEntry {
     pub lease: U64,
     /// Bytes of the name.
     pub name_len: U16,
+    /// [`ENTRY_WITHOUT_XATTRS`].
+    pub flags: U16,
 }
+
+/// [`DirectoryEntry`]: the node has no extended attribute that its user may list. Told where leases are given.
+pub const ENTRY_WITHOUT_XATTRS: u16 = 1;
 
 /// Answer to `StatFileSystem`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -316,7 +321,7 @@ const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() 
 const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
 const _: () =
     assert!(size_of::<GrantedLeases>() == 16 && size_of::<ChangedDirectory>() == 120 && size_of::<Lease>() == 16);
-const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 130);
+const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 132);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
 
 /// Why a call failed.

@@ -13,11 +13,14 @@ use byway_reactor::{Errno, Instant};
 use byway_rpc::node::{Call, Reply};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::super::wire::{Arguments, Attributes, CallError, FLAG_ALL, GrantedLeases, Lease, Method, PROTOCOL};
+use super::super::wire::{
+    Arguments, Attributes, CallError, DirectoryEntry, ENTRY_WITHOUT_XATTRS, FLAG_ALL, GrantedLeases, Lease, Method,
+    PROTOCOL,
+};
 use super::connection::Live;
 use super::files::NamedIn;
 use super::kernel::{Kernel, KernelCache, Opens};
-use super::leases::{CachedEntry, Invalid, Leases, Ticket};
+use super::leases::{CachedEntry, Fact, Invalid, Leases, Ticket};
 use super::tending::Tending;
 use super::{Caller, Client, Found, NONE, ROOT};
 use crate::limits::{BUSY_PAUSE_MAX, BUSY_PAUSE_MIN};
@@ -180,9 +183,9 @@ impl Client {
         ticket: Ticket,
         NamedIn { parent, name }: NamedIn<'_>,
         found: &Found,
-        version: u64,
+        head: &DirectoryEntry,
     ) {
-        let user = self.user(caller);
+        let (user, version) = (self.user(caller), head.lease.get());
         let mut state = self.caches.state();
         // One that was released meanwhile has no lease any more.
         let granted = self.table().held_as(found.node).filter(|_| version != 0).map(|name| {
@@ -191,6 +194,9 @@ impl Client {
         });
         state.leases.learn_entry(ticket, parent, false, &user, name, Some(found.node));
         state.leases.learn(ticket.of_found(), found.node, granted, Some(found.attributes), now());
+        if let Some(version) = granted.filter(|_| head.flags.get() & ENTRY_WITHOUT_XATTRS != 0) {
+            state.leases.learn_fact_of_found(found.node, version, &user, Fact::NoXattrs);
+        }
     }
 
     /// Takes an answer that a name is not there.

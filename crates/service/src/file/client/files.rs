@@ -488,7 +488,7 @@ impl Client {
             let found = (entry.node.get() != 0).then(|| self.hold(live, directory, listed.name, &entry));
             if let Some(found) = &found {
                 let place = NamedIn::new(directory, listed.name);
-                self.learn_listed(caller, ticket, place, found, listed.head.lease.get());
+                self.learn_listed(caller, ticket, place, found, &listed.head);
             }
             let node = found.map(|found| found.node);
             let (cookie, attributes) = (listed.head.cookie.get(), entry.attributes);

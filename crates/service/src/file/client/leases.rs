@@ -79,7 +79,7 @@ pub enum Fact {
     Right(u32),
     /// The node has no extended attribute of this name.
     NoXattr(Vec<u8>),
-    /// A list of the node's extended attributes is empty.
+    /// A list of the node's extended attributes is empty for the user.
     NoXattrs,
 }
 
@@ -109,7 +109,7 @@ struct Pages {
     size: KernelSize,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct HeldLease {
     /// The session that it counts in.
     epoch: u64,
@@ -350,12 +350,16 @@ impl<A: Clone> Leases<A> {
         if ticket.epoch != self.epoch || self.event_of(node) > ticket.event {
             return;
         }
-        let epoch = self.epoch;
-        let Some(known) = self.nodes.get_mut(&node).filter(|node| node.changes == 0) else { return };
-        let held = known.lease.filter(|lease| lease.epoch == epoch).map(|lease| lease.version);
-        if held.is_none() || held != ticket.version {
-            return;
+        if let Some(version) = ticket.version {
+            self.learn_fact_of_found(node, version, user, fact);
         }
+    }
+
+    /// A user's call has shown something of a node that its answer gave a lease on, with this version.
+    pub fn learn_fact_of_found(&mut self, node: u64, version: u64, user: &[u32], fact: Fact) {
+        let held = HeldLease { epoch: self.epoch, version };
+        let is_held = |node: &&mut Node<A>| node.lease == Some(held) && node.changes == 0;
+        let Some(known) = self.nodes.get_mut(&node).filter(is_held) else { return };
         if known.facts.len() < FILE_FACTS_CACHED_MAX && !known.facts.iter().any(|one| one.0 == user && one.1 == fact) {
             known.facts.push((user.to_vec(), fact));
         }
@@ -498,10 +502,17 @@ impl<A> Node<A> {
     }
 }
 
+/// Whether a list of extended attributes has those of this name, and whoever lists them may ask for them. `user.` is asked for by those who may
+/// read the file; some file systems leave other names out of lists.
+fn is_listed_to_all(name: &[u8]) -> bool {
+    name.starts_with(b"security.") || name.starts_with(b"system.posix_acl_")
+}
+
 impl Fact {
     fn implies(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Right(all), Self::Right(some)) => all & some == *some,
+            (Self::NoXattrs, Self::NoXattr(name)) => is_listed_to_all(name),
             _ => self == other,
         }
     }

@@ -30,8 +30,9 @@ use super::reopening::Reopening;
 use super::replies::{Reply, SlotUse};
 use super::syncing::sync_open;
 use super::table::{Client, Handle, NameIn, Node, Open};
+use super::tree::{self, AskedOfEntries};
 use super::workers::{Work, has_rights_of_server};
-use super::{Call, FileRequest, Shares, Window, tree};
+use super::{Call, FileRequest, Shares, Window};
 use crate::host::At;
 use crate::limits::{
     CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_OPEN_BYTES_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX,
@@ -272,9 +273,12 @@ impl Shares {
                 let room =
                     window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
                 let len = room.min(usize::try_from(len).unwrap_or(usize::MAX));
+                // A client without leases would forget it at once.
+                let xattrs = node.share.gives_leases() && self.lease_since(asked.call.session).is_some();
+                let wanted = AskedOfEntries { nodes: flags & FLAG_NODES != 0, xattrs };
                 Box::new(move || {
                     let _turn = listing.lock().map_err(|_| Errno::IO)?;
-                    tree::list(fd.as_fd(), offset, len, flags & FLAG_NODES != 0)
+                    tree::list(fd.as_fd(), offset, len, wanted)
                 })
             }
             Method::Allocate => Box::new(move || {

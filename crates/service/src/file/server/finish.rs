@@ -10,7 +10,9 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use super::super::leases::Since;
 use super::super::locks::FileId;
-use super::super::wire::{Attributes, CallError, ChangedDirectory, DirectoryEntry, Entry, OpenResult};
+use super::super::wire::{
+    Attributes, CallError, ChangedDirectory, DirectoryEntry, ENTRY_WITHOUT_XATTRS, Entry, OpenResult,
+};
 use super::descriptors::Counted;
 use super::kept_names::ChangedNames;
 use super::leases::Parked;
@@ -223,6 +225,7 @@ impl Shares {
                 if let Ok(node) = client.hold(found, &directory.share, directory.right) {
                     head.entry = Entry { node: U64::new(node), attributes };
                     head.lease = U64::new(self.grant_lease(session, id, since));
+                    head.flags = U16::new(if listed.without_xattrs { ENTRY_WITHOUT_XATTRS } else { 0 });
                 }
             }
             bytes.extend_from_slice(head.as_bytes());

@@ -102,7 +102,15 @@ fn list(opening: &Opening, from: u64) -> Result<Outcome, Errno> {
             continue;
         }
         let mark = opening.came_back(found.id);
-        let file = Listed { cookie: ino + 1, name: Vec::new(), ino, kind, found: Some(found), attributes: None };
+        let file = Listed {
+            cookie: ino + 1,
+            name: Vec::new(),
+            ino,
+            kind,
+            found: Some(found),
+            without_xattrs: false,
+            attributes: None,
+        };
         listed.push((file, mark));
     }
     Ok(Outcome::Kept(listed))

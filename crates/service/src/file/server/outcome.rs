@@ -32,6 +32,8 @@ pub(super) struct Listed {
     pub(super) kind: u32,
     /// The node, where the client wants it.
     pub(super) found: Option<Found>,
+    /// The node has no extended attribute that the user may list, as far as it was asked for.
+    pub(super) without_xattrs: bool,
     /// The attributes, where the client wants no node.
     pub(super) attributes: Option<Attributes>,
 }

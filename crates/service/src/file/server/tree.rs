@@ -306,8 +306,22 @@ pub(super) fn set_attributes(
     attributes(node)
 }
 
+/// What a client wants of each entry of a directory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AskedOfEntries {
+    /// Its node; else its attributes alone.
+    pub(super) nodes: bool,
+    /// Whether the node has extended attributes.
+    pub(super) xattrs: bool,
+}
+
 /// Entries of a directory from a cookie on, at most `len` bytes of them as they travel.
-pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bool) -> Result<Outcome, Errno> {
+pub(super) fn list(
+    directory: BorrowedFd<'_>,
+    cookie: u64,
+    len: usize,
+    asked: AskedOfEntries,
+) -> Result<Outcome, Errno> {
     rustix::fs::seek(directory, rustix::fs::SeekFrom::Start(cookie))?;
     let mount = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
     let mut buffer = Vec::with_capacity(len.clamp(1024, 64 << 10));
@@ -332,11 +346,13 @@ pub(super) fn list(directory: BorrowedFd<'_>, cookie: u64, len: usize, nodes: bo
             ino: entry.ino(),
             kind: entry.file_type().as_raw_mode(),
             found: None,
+            without_xattrs: false,
             attributes: None,
         };
         // What has gone in between, or lies on another file system, is listed by its name alone.
-        if nodes && !is_dot {
+        if asked.nodes && !is_dot {
             listed.found = check_room().and_then(|()| look_up(directory, name)).ok();
+            listed.without_xattrs = asked.xattrs && listed.found.as_ref().is_some_and(|found| has_no_xattrs(&found.fd));
         } else if !is_dot {
             let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT;
             let stat = rustix::fs::statx(directory, name, flags, what_counts() | StatxFlags::MNT_ID).ok();
@@ -383,6 +399,13 @@ pub(super) fn set_xattr(node: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: 
     let flags = rustix::fs::XattrFlags::from_bits(flags).ok_or(Errno::INVAL)?;
     rustix::fs::setxattr(again(node), name, value, flags)?;
     Ok(Outcome::Done)
+}
+
+/// Whether a node has no extended attribute that the thread's user may list. False also if the file system has none at all: who asks for one
+/// gets another error there.
+fn has_no_xattrs(node: &OwnedFd) -> bool {
+    // A byte is less than any name, which is `ERANGE`.
+    rustix::fs::listxattr(again(node.as_fd()), &mut [0; 1]) == Ok(0)
 }
 
 pub(super) fn list_xattrs(node: BorrowedFd<'_>) -> Result<Outcome, Errno> {

@@ -56,10 +56,10 @@ fn attributes_and_entries_have_these_bytes() {
     assert_eq!(attributes.block_bytes.get(), 0x605f_5e5d);
     assert_eq!(attributes.subvolume.get(), 0x6867_6665_6463_6261);
     let mut entry = DirectoryEntry::new_zeroed();
-    (entry.cookie, entry.entry.node, entry.lease, entry.name_len) =
-        (U64::new(9), U64::new(8), U64::new(7), U16::new(3));
+    (entry.cookie, entry.entry.node, entry.lease) = (U64::new(9), U64::new(8), U64::new(7));
+    (entry.name_len, entry.flags) = (U16::new(3), U16::new(ENTRY_WITHOUT_XATTRS));
     let mut listing = entry.as_bytes().to_vec();
-    assert_eq!((listing[0], listing[8], listing[120], listing[128]), (9, 8, 7, 3));
+    assert_eq!((listing[0], listing[8], listing[120], listing[128], listing[130]), (9, 8, 7, 3, 1));
     listing.extend(b"abc");
     listing.extend_from_within(..);
     let listed = Some(Listed { head: entry, name: b"abc" });
