@@ -188,6 +188,8 @@ pub enum Bug {
     OwnChangeOfNamesNotNoted,
     /// The client takes the lease that such an answer brings, although a recall has overtaken it.
     NamesKeptAfterRecall,
+    /// The client goes on using a file's attributes from before its own write.
+    AttributesKeptThroughOwnChange,
     /// A page whose copy cannot be got is lost, although another copy is there.
     PoolNoOtherCopy,
     /// A put goes to the first copy of its slab alone, and the others count as holding it.
@@ -349,7 +351,7 @@ impl Bug {
     ];
 
     /// Those of shares' leases.
-    pub const LEASES: [Self; 24] = [
+    pub const LEASES: [Self; 25] = [
         Self::LeaseDuringChange,
         Self::LeaseOnOldAnswer,
         Self::ChangeBeforeReturn,
@@ -374,6 +376,7 @@ impl Bug {
         Self::NamesKeptThroughOthersChange,
         Self::OwnChangeOfNamesNotNoted,
         Self::NamesKeptAfterRecall,
+        Self::AttributesKeptThroughOwnChange,
     ];
 
     /// Those of far memory.

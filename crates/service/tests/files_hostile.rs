@@ -482,7 +482,7 @@ fn reads_and_writes_that_find_no_frames_wait_for_their_turn() {
         let calls: Vec<_> = methods.into_iter().cycle().take(64).map(start).collect();
         for call in calls {
             let reply = Reply::of(call.wait(Deadline::NEVER).unwrap().unwrap()).unwrap();
-            assert_eq!(reply.result, (LEN as u64).to_le_bytes());
+            assert_eq!(reply.result[..8], (LEN as u64).to_le_bytes());
         }
     }
 }

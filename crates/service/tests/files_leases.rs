@@ -196,6 +196,42 @@ fn a_listing_tells_which_files_have_no_extended_attributes() {
 }
 
 #[test]
+fn a_client_that_changes_a_file_goes_on_with_what_the_change_left() {
+    const ACL: &[u8] = b"system.posix_acl_access";
+    let below = tempfile::tempdir().unwrap();
+    std::fs::write(below.path().join("file"), b"12345").unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    let file = one.find(b"file").unwrap();
+    let handle = one.0.open(ME, file, 2).unwrap();
+    until_cached(&server, || assert_eq!((one.size(file), one.0.get_xattr(ME, file, ACL)), (5, Err(Errno::NODATA))));
+    let before = server.answered();
+    for size in 10..60 {
+        one.resize(file, size);
+        assert_eq!(one.size(file), size, "the answer has said it");
+        assert_eq!(one.0.get_xattr(ME, file, ACL), Err(Errno::NODATA));
+    }
+    let answers = server.answered() - before;
+    assert!((50..=53).contains(&answers), "{answers} answers to 50 changes, beside renewals");
+    // Also a large write, whose bytes do not go in the message.
+    for bytes in [&b"longer than before, far"[..], &[1; 100_000]] {
+        for offset in 0..25 {
+            let before = server.answered();
+            assert_eq!(one.0.write(ME, handle, 100 + offset, bytes), Ok(bytes.len()));
+            assert_eq!(one.0.get_xattr(ME, file, ACL), Err(Errno::NODATA));
+            assert!(server.answered() <= before + 2, "the write, and perhaps a renewal");
+            assert_eq!(one.size(file), (100 + offset + bytes.len() as u64).max(one.size(file)), "asked for again");
+        }
+    }
+    // What another client does in between is seen.
+    let same = two.find(b"file").unwrap();
+    two.0.set_xattr(ME, same, ACL, &access_list(), 0).unwrap();
+    one.resize(file, 7);
+    assert_eq!(one.0.get_xattr(ME, file, ACL), Ok(access_list()));
+    assert_eq!(two.size(same), 7);
+}
+
+#[test]
 fn a_client_that_changes_a_name_goes_on_with_what_it_knows_of_the_others() {
     let below = tempfile::tempdir().unwrap();
     std::fs::write(below.path().join("file"), b"12345").unwrap();

@@ -319,15 +319,15 @@ impl<R: Clone> Leases<R> {
 
     /// A change has ended, done or not.
     pub fn end(&mut self, change: Change, now: Instant) {
-        self.end_of_names(change, None, now);
+        self.end_keeping(change, None, now);
     }
 
-    /// The same. If it was the only change of the directory `names_of` since its session had a lease on it, and has changed names there
-    /// and nothing else, the session has a lease again: gives its version.
-    pub fn end_of_names(&mut self, change: Change, names_of: Option<FileId>, now: Instant) -> Option<u64> {
+    /// The same. If it was the only change of the file `kept` since its session had a lease on it, the session has a lease again: gives its
+    /// version. The client knows which of what it knew the change has left as it was.
+    pub fn end_keeping(&mut self, change: Change, kept: Option<FileId>, now: Instant) -> Option<u64> {
         let ended = self.changes.remove(&change)?;
         self.now.0 += 1;
-        let mut kept = None;
+        let mut version = None;
         for id in ended.files {
             let Some(file) = self.files.get_mut(&id) else { continue };
             file.changed = self.now;
@@ -338,15 +338,15 @@ impl<R: Clone> Leases<R> {
                 file.object.gone(Holder::Changes, now);
             }
             self.pump(id, now);
-            if names_of == Some(id) {
-                kept = self.grant_again(ended.session, id, now);
+            if kept == Some(id) {
+                version = self.grant_again(ended.session, id, now);
             }
             self.settle(id);
         }
-        kept
+        version
     }
 
-    /// Grants a lease on a directory to the session that gave one up to change names there.
+    /// Grants a lease on a file to the session that gave one up to change it.
     fn grant_again(&mut self, session: u64, id: FileId, now: Instant) -> Option<u64> {
         let file = self.files.get_mut(&id)?;
         if file.keeper != Some(session) || file.changes > 0 {

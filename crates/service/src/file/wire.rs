@@ -167,7 +167,18 @@ pub struct OpenResult {
     pub handle: U64,
 }
 
-/// Result of `LookUp` and `GetAttributes`, in a session that takes recalls: versions of the leases that come with the answer, 0 for none.
+/// Result of `Write`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct WriteResult {
+    /// Bytes that were written.
+    pub bytes: U64,
+    /// Version of a new lease on the file, if nothing but this call has changed it since the client gave up the lease that it had; else 0.
+    pub lease: U64,
+}
+
+/// Result of `LookUp` and `GetAttributes`, in a session that takes recalls: versions of the leases that come with the answer, 0 for none. Of
+/// `SetAttributes`: `on_node` as the lease of [`WriteResult`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct GrantedLeases {
@@ -319,8 +330,12 @@ pub struct ShareEntry {
 
 const _: () = assert!(size_of::<Arguments>() == 64 && size_of::<AttachResult>() == 40);
 const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 112 && size_of::<OpenResult>() == 8);
-const _: () =
-    assert!(size_of::<GrantedLeases>() == 16 && size_of::<ChangedDirectory>() == 120 && size_of::<Lease>() == 16);
+const _: () = assert!(
+    size_of::<GrantedLeases>() == 16
+        && size_of::<WriteResult>() == 16
+        && size_of::<ChangedDirectory>() == 120
+        && size_of::<Lease>() == 16
+);
 const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 132);
 const _: () = assert!(size_of::<FileSystem>() == 56 && size_of::<LockResult>() == 24 && size_of::<ShareEntry>() == 8);
 

@@ -4,11 +4,11 @@ use std::collections::{HashMap, HashSet};
 
 use byway_reactor::Instant;
 use byway_service::file::client::leases::{
-    CachedEntry, Invalid, Leases, NameChange, NamesChanged, NewName, OpenMode, PageRead, Ticket,
+    CachedEntry, FileChanged, Invalid, Leases, NameChange, NamesChanged, NewName, OpenMode, PageRead, Ticket,
 };
 use byway_service::limits::{FILE_LEASE_RENEWAL, FILE_LEASE_USE};
 
-use super::server::{changes_names, given_up};
+use super::server::{changes_file, changes_names, given_up};
 use super::{Answer, Body, Chance, FILES, Kind, Message, NAMES, Register, Truth};
 
 const PROGRAMS: usize = 3;
@@ -359,7 +359,8 @@ impl Agent {
             truth.cached += 1;
             return Doing::Nothing;
         }
-        for node in self.leases.begin_change(&given_up(kind), changes_names(kind).then_some(DIRECTORY), now) {
+        let kept = changes_names(kind).then_some(DIRECTORY).or(changes_file(kind));
+        for node in self.leases.begin_change(&given_up(kind), kept, now) {
             self.drop_attributes(node, start);
         }
         for node in given_up(kind) {
@@ -470,7 +471,14 @@ impl Agent {
             user: &[],
             names: &names,
         });
-        self.leases.end_change(&given_up(kind), changed, now);
+        match (changes_file(kind), answer.lease) {
+            (Some(node), Some(version)) => {
+                // A write's answer has no attributes.
+                let attributes = matches!(kind, Kind::Chmod(_)).then_some(answer.stamp);
+                self.leases.end_change_of_file(FileChanged { node, version, attributes }, now);
+            }
+            _ => self.leases.end_change(&given_up(kind), changed, now),
+        }
         if let Kind::Write(node) = kind {
             self.leases.end_writer(node);
         }

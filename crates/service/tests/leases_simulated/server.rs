@@ -22,8 +22,8 @@ enum Stage {
     Read(Since, Answer),
     Waits,
     Begun(Change),
-    /// And whether it has changed anything.
-    Done(Change, bool),
+    /// And whether it has changed anything, and the stamp of a file that it has changed.
+    Done(Change, bool, u64),
 }
 
 #[derive(Debug)]
@@ -190,18 +190,21 @@ impl Server {
                 let held = self.leases.files(change);
                 if needed.iter().all(|node| held.contains(&id(*node))) {
                     let made = apply(kind, truth);
-                    self.calls[at].stage = Stage::Done(change, made);
+                    let stamp = changes_file(kind).map_or(0, |node| truth.now(Register::Stamp(node)));
+                    self.calls[at].stage = Stage::Done(change, made, stamp);
                 } else {
                     self.calls[at].stage = Stage::Came(self.leases.since());
                     self.leases.end(change, now);
                     self.act(now, wire);
                 }
             }
-            Stage::Done(change, made) => {
-                let names_of = (made && changes_names(kind)).then_some(id(DIRECTORY));
-                let directory_lease = self.leases.end_of_names(change, names_of, now);
-                truth.kept += usize::from(directory_lease.is_some());
-                self.answer(at, Answer { directory_lease, made, ..Answer::default() }, wire);
+            Stage::Done(change, made, stamp) => {
+                let directory = (made && changes_names(kind)).then_some(DIRECTORY);
+                let kept = self.leases.end_keeping(change, directory.or(changes_file(kind)).map(id), now);
+                truth.kept += usize::from(kept.is_some());
+                let [directory_lease, lease] =
+                    [kept.filter(|_| directory.is_some()), kept.filter(|_| directory.is_none())];
+                self.answer(at, Answer { directory_lease, lease, made, stamp, ..Answer::default() }, wire);
                 self.act(now, wire);
             }
             Stage::Waits => {}
@@ -269,6 +272,14 @@ fn changed(kind: Kind, truth: &Truth) -> Vec<u64> {
 /// Whether a call changes names of the directory.
 pub fn changes_names(kind: Kind) -> bool {
     matches!(kind, Kind::Unlink(..) | Kind::Link(..) | Kind::Rename(..))
+}
+
+/// The file of which a call changes data or attributes.
+pub fn changes_file(kind: Kind) -> Option<u64> {
+    match kind {
+        Kind::Write(node) | Kind::Chmod(node) => Some(node),
+        _ => None,
+    }
 }
 
 /// Gives whether anything has changed.

@@ -4,18 +4,20 @@ use byway_reactor::Errno;
 use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 
-use super::super::wire::{ChangedDirectory, Entry, Method, NewAttributes, SET_SIZE};
+use super::super::wire::{
+    Attributes, ChangedDirectory, Entry, GrantedLeases, Method, NewAttributes, SET_SIZE, WriteResult,
+};
 use super::caches::{Caches, now};
 use super::connection::Live;
-use super::leases::{Invalid, NameChange, NamesChanged, NewName, Ticket};
+use super::leases::{FileChanged, Invalid, NameChange, NamesChanged, NewName, Ticket};
 use super::{Ask, Client, Found};
 
 /// A call that changes nodes: nothing is believed of them while it is under way.
 pub(super) struct Changing<'a> {
     caches: &'a Caches,
     nodes: Vec<u64>,
-    /// It changes names there, and nothing else.
-    names_of: Option<u64>,
+    /// It changes names there and nothing else, or data or attributes of this file.
+    kept: Option<u64>,
     ticket: Ticket,
     /// It may be done at any later time.
     is_open: bool,
@@ -26,6 +28,27 @@ impl Changing<'_> {
     pub(super) fn ended<T>(mut self, answered: &Result<T, Errno>) {
         self.is_open = matches!(answered, Err(Errno::IO));
     }
+
+    /// The call has changed a file, and has left the client its lease.
+    pub(super) fn keep_file(mut self, version: u64, attributes: Option<Attributes>) {
+        let Some(node) = self.kept else { return };
+        let nodes = std::mem::take(&mut self.nodes);
+        self.caches.state().leases.end_change_of_file(FileChanged { node, version, attributes }, now());
+        self.caches.drop_mapped_soon(&nodes);
+    }
+}
+
+/// What the answer to a change of a file says of it, if it leaves the client its lease: its version, and the attributes, if it has them.
+pub(super) fn file_change(method: Method, reply: &Reply) -> Option<(u64, Option<Attributes>)> {
+    let (version, attributes) = match method {
+        Method::Write => (WriteResult::read_from_bytes(&reply.result[..]).ok()?.lease, None),
+        Method::SetAttributes => {
+            let leases = GrantedLeases::read_from_bytes(&reply.result[..]).ok()?;
+            (leases.on_node, Attributes::read_from_prefix(&reply.payload).ok().map(|(attributes, _)| attributes))
+        }
+        _ => return None,
+    };
+    (version.get() != 0).then(|| (version.get(), attributes))
 }
 
 impl Drop for Changing<'_> {
@@ -41,9 +64,11 @@ impl Drop for Changing<'_> {
     }
 }
 
-/// The directory of which a call changes names and nothing else.
-fn directory_of(method: Method, ask: &Ask<'_>) -> Option<u64> {
+/// The directory of which a call changes names and nothing else, or the file of which it changes data or attributes: the answer may leave the
+/// client what else it knows of it.
+fn kept_of(method: Method, ask: &Ask<'_>, nodes: &[u64]) -> Option<u64> {
     match method {
+        Method::Write | Method::SetAttributes => nodes.first().copied(),
         Method::Create
         | Method::MakeSymlink
         | Method::MakeNode
@@ -62,13 +87,13 @@ impl Client {
         let mut nodes: Vec<u64> = self.changed_nodes(method, ask).into_iter().chain(ask.given_up).flatten().collect();
         nodes.sort_unstable();
         nodes.dedup();
-        let names_of = directory_of(method, ask);
+        let kept = kept_of(method, ask, &nodes);
         let mut ticket = Ticket::default();
         if !nodes.is_empty() {
             let (invalid, unopened) = {
                 let mut state = self.caches.state();
                 let unopened: Vec<u64> = nodes.iter().flat_map(|node| state.opens.take_unopened(*node)).collect();
-                let invalid = state.leases.begin_change(&nodes, names_of, now());
+                let invalid = state.leases.begin_change(&nodes, kept, now());
                 ticket = state.leases.ask(0).of_found();
                 (invalid, unopened)
             };
@@ -77,7 +102,7 @@ impl Client {
             }
             self.open_at_server(&unopened);
         }
-        Changing { caches: &self.caches, nodes, names_of, ticket, is_open: false }
+        Changing { caches: &self.caches, nodes, kept, ticket, is_open: false }
     }
 
     /// A change was answered that may have left the client what it knows of a directory's names. `made` is the node that the answer has
@@ -90,7 +115,10 @@ impl Client {
         reply: &Reply,
         made: Option<&Found>,
     ) {
-        let Some(directory) = changing.names_of else { return };
+        if let Some((version, attributes)) = file_change(method, reply) {
+            return changing.keep_file(version, attributes);
+        }
+        let Some(directory) = changing.kept else { return };
         let behind = if made.is_some() { size_of::<Entry>() } else { 0 };
         let told = reply.payload.get(behind..).and_then(|rest| ChangedDirectory::read_from_bytes(rest).ok());
         let Some(ChangedDirectory { lease, made_lease, attributes }) = told else { return };

@@ -12,6 +12,7 @@ use super::super::wire::{
     read_directory,
 };
 use super::buffers::Buffer;
+use super::changing::file_change;
 use super::connection::{Failure, Live};
 use super::leases::Fact;
 use super::table::{Opened, Remote};
@@ -430,15 +431,20 @@ impl Client {
         mut take: impl FnMut(Buffer, &Reply) -> Result<T, Errno>,
     ) -> Result<T, Errno> {
         let changing = self.changing(method, ask);
+        let mut kept = None;
         let mut call = |live: Live, slot| {
             let (arguments, payload) = self.arguments(live, ask, slot)?;
             let buffer = self.connection.buffer(live)?;
             buffer.write(data).map_err(|_| Failure::NotSent)?;
             let reply = self.connection.call_on(live.session, method, &arguments, &payload, Some(&buffer))?;
+            kept = file_change(method, &reply);
             take(buffer, &reply).map_err(|errno| Failure::Call(errno.into()))
         };
         let called = self.with_freed_room(|| self.repeat(method, ask.repeatable, &mut call));
-        changing.ended(&called);
+        match kept.filter(|_| called.is_ok()) {
+            Some((version, attributes)) => changing.keep_file(version, attributes),
+            None => changing.ended(&called),
+        }
         let (live, taken) = called?;
         self.note_changes(live, method, ask);
         Ok(taken)

@@ -30,7 +30,7 @@ use byway_reactor::seeded::{self, Bug};
 use self::names::Names;
 pub use self::names::{CachedEntry, NewName};
 use self::own_changes::Suspended;
-pub use self::own_changes::{NameChange, NamesChanged};
+pub use self::own_changes::{FileChanged, NameChange, NamesChanged};
 use self::sizes::KernelSize;
 use crate::limits::{
     FILE_ATTRIBUTES_LATE_MAX, FILE_CONTENDED_TIME, FILE_FACTS_CACHED_MAX, FILE_LEASE_RENEWAL, FILE_LEASE_USE,
@@ -125,7 +125,7 @@ struct Node<A> {
     changes: u32,
     attributes: Option<A>,
     names: Names,
-    /// A change of this client's own has put aside what is known of names, and nothing else has changed them since.
+    /// A change of this client's own has put aside what is known of names or facts, and nothing else has changed them since.
     suspended: Option<Suspended>,
     /// By user.
     facts: Vec<(Vec<u32>, Fact)>,

@@ -9,8 +9,10 @@ use byway_fabric::limits::SMALL_BYTES_MAX;
 use byway_fabric::{CloseReason, GetError, PayloadMeta, Put, Remote, SessionId, append_payload};
 use byway_reactor::{ByteRange, File, FileRange, Frame, Outcome, Token, WriteAt};
 use rustix::io::Errno;
+use zerocopy::IntoBytes;
+use zerocopy::little_endian::U64;
 
-use super::super::wire::{CallError, FLAG_APPEND};
+use super::super::wire::{CallError, FLAG_APPEND, WriteResult};
 use super::calls::Asked;
 use super::leases::Parked;
 use super::replies::Reply;
@@ -139,11 +141,15 @@ impl Shares {
                 }
             }
             (Some(FileRequest::Write { call, len }), Outcome::Written { result, .. }) => {
-                let counted = call.counted;
-                at.sessions.note_released(call.session, *len);
+                let (counted, session) = (call.counted, call.session);
+                at.sessions.note_released(session, *len);
                 self.counters.moved(counted, result.unwrap_or(0));
                 match result {
-                    Ok(len) => self.end(at, request, Ok(Reply::of_result(&(len as u64).to_le_bytes()))),
+                    Ok(len) => {
+                        let lease = self.end_change_of_file(request, session);
+                        let result = WriteResult { bytes: U64::new(len as u64), lease: U64::new(lease) };
+                        self.end(at, request, Ok(Reply::of_result(result.as_bytes())));
+                    }
                     Err(errno) => self.end(at, request, Err(errno.into())),
                 }
             }

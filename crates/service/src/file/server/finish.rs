@@ -11,7 +11,7 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::super::leases::Since;
 use super::super::locks::FileId;
 use super::super::wire::{
-    Attributes, CallError, ChangedDirectory, DirectoryEntry, ENTRY_WITHOUT_XATTRS, Entry, OpenResult,
+    Attributes, CallError, ChangedDirectory, DirectoryEntry, ENTRY_WITHOUT_XATTRS, Entry, GrantedLeases, OpenResult,
 };
 use super::descriptors::Counted;
 use super::kept_names::ChangedNames;
@@ -70,6 +70,12 @@ impl Shares {
                     reply.payload.extend_from_slice(self.changed_directory(session, made, changed).as_bytes());
                     reply
                 })
+            }
+            // Attributes that were set.
+            Outcome::Bytes(payload) if self.changes.contains_key(&request) => {
+                let on_node = U64::new(self.end_change_of_file(request, session));
+                let leases = GrantedLeases { on_node, on_found: U64::new(0) };
+                Ok(OwnedReply { result: leases.as_bytes().to_vec(), payload })
             }
             outcome => self.reply_of(at, session, node, since, outcome),
         };

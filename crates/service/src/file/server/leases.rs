@@ -223,7 +223,7 @@ impl Named {
         let kept = kept.filter(|kept| done.is_ok() && kept.are_exact_after());
         let attributes = kept.and_then(|kept| tree::attributes(&kept.directory.fd).ok());
         let names_of = kept.filter(|_| attributes.is_some()).map(|kept| kept.directory.id);
-        let lease = self.by.table.lock().0.end_of_names(change, names_of, monotonic());
+        let lease = self.by.table.lock().0.end_keeping(change, names_of, monotonic());
         drop(turns);
         let done = done?;
         let Some(since) = self.by.since.filter(|_| self.kept.is_some()) else { return Ok(done) };
@@ -389,6 +389,15 @@ impl Shares {
         if let Some(change) = self.changes.remove(&request) {
             self.recovery.leases().lock().0.end(change, monotonic());
         }
+    }
+
+    /// A call has changed one file, and is about to be answered. Gives the version of the lease that its client has again, or 0.
+    pub(super) fn end_change_of_file(&mut self, request: FileRequestId, session: SessionId) -> u64 {
+        let takes_leases = self.lease_since(session).is_some();
+        let Some(change) = self.changes.remove(&request) else { return 0 };
+        let mut table = self.recovery.leases().lock();
+        let kept = table.0.files(change).first().copied().filter(|_| takes_leases);
+        table.0.end_keeping(change, kept, monotonic()).unwrap_or_default()
     }
 
     /// A client returns leases and waits for recalls.
