@@ -204,7 +204,7 @@ impl Server {
                 truth.kept += usize::from(kept.is_some());
                 let [directory_lease, lease] =
                     [kept.filter(|_| directory.is_some()), kept.filter(|_| directory.is_none())];
-                self.answer(at, Answer { directory_lease, lease, made, stamp, ..Answer::default() }, wire);
+                self.answer(at, Answer { stamp, lease, directory_lease, made, ..Answer::default() }, wire);
                 self.act(now, wire);
             }
             Stage::Waits => {}
