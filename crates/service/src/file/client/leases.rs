@@ -125,7 +125,7 @@ struct Node<A> {
     changes: u32,
     attributes: Option<A>,
     names: Names,
-    /// A change of this client's own has put aside what is known of names or facts, and nothing else has changed them since.
+    /// The client has begun a change of its own that may leave names or facts as they are, and nothing else has changed the node since.
     suspended: Option<Suspended>,
     /// By user.
     facts: Vec<(Vec<u32>, Fact)>,
@@ -502,8 +502,8 @@ impl<A> Node<A> {
     }
 }
 
-/// Whether a list of extended attributes has those of this name, and whoever lists them may ask for them. `user.` is asked for by those who may
-/// read the file; some file systems leave other names out of lists.
+/// Whether every user who lists a file's extended attributes finds those of this name in the list, and may get them. Only users who may read
+/// the file get those of `user.`; some file systems leave other names out of lists.
 fn is_listed_to_all(name: &[u8]) -> bool {
     name.starts_with(b"security.") || name.starts_with(b"system.posix_acl_")
 }
@@ -514,6 +514,15 @@ impl Fact {
             (Self::Right(all), Self::Right(some)) => all & some == *some,
             (Self::NoXattrs, Self::NoXattr(name)) => is_listed_to_all(name),
             _ => self == other,
+        }
+    }
+
+    /// Whether no right to the node is needed to ask for it.
+    fn is_so_without_rights(&self) -> bool {
+        match self {
+            Self::Right(_) => false,
+            Self::NoXattr(name) => is_listed_to_all(name),
+            Self::NoXattrs => true,
         }
     }
 }

@@ -274,7 +274,7 @@ impl Shares {
                     window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
                 let len = room.min(usize::try_from(len).unwrap_or(usize::MAX));
                 // A client without leases would forget it at once.
-                let xattrs = node.share.gives_leases() && self.lease_since(asked.call.session).is_some();
+                let xattrs = node.share.gives_leases() && self.takes_leases(asked.call.session);
                 let wanted = AskedOfEntries { nodes: flags & FLAG_NODES != 0, xattrs };
                 Box::new(move || {
                     let _turn = listing.lock().map_err(|_| Errno::IO)?;

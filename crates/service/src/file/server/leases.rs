@@ -119,8 +119,12 @@ impl LeaseState {
 
     /// Since when a read has to be of the newest state for a lease to come with it. `None`: the session takes no leases.
     fn since(&self) -> Option<Since> {
-        let takes_some = self.takes_recalls && !self.is_paused && self.refused_until <= monotonic();
-        (takes_some && !are_scarce()).then(|| self.table.lock().0.since())
+        self.takes_leases().then(|| self.table.lock().0.since())
+    }
+
+    /// Whether the session is given leases now.
+    fn takes_leases(&self) -> bool {
+        self.takes_recalls && !self.is_paused && self.refused_until <= monotonic() && !are_scarce()
     }
 
     /// When the session's last message came.
@@ -284,6 +288,11 @@ impl Shares {
         self.client(session).ok()?.leases.since()
     }
 
+    /// Whether a session is given leases now.
+    pub(super) fn takes_leases(&mut self, session: SessionId) -> bool {
+        self.client(session).is_ok_and(|client| client.leases.takes_leases())
+    }
+
     /// Leases on the file that was read and on one that was found there.
     pub(super) fn grant_leases(
         &mut self,
@@ -393,7 +402,7 @@ impl Shares {
 
     /// A call has changed one file, and is about to be answered. Gives the version of the lease that its client has again, or 0.
     pub(super) fn end_change_of_file(&mut self, request: FileRequestId, session: SessionId) -> u64 {
-        let takes_leases = self.lease_since(session).is_some();
+        let takes_leases = self.takes_leases(session);
         let Some(change) = self.changes.remove(&request) else { return 0 };
         let mut table = self.recovery.leases().lock();
         let kept = table.0.files(change).first().copied().filter(|_| takes_leases);

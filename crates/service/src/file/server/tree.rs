@@ -401,8 +401,8 @@ pub(super) fn set_xattr(node: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: 
     Ok(Outcome::Done)
 }
 
-/// Whether a node has no extended attribute that the thread's user may list. False also if the file system has none at all: who asks for one
-/// gets another error there.
+/// Whether a node has no extended attribute that the thread's user may list. False also where the file system has no extended attributes:
+/// a program that asks for one gets `EOPNOTSUPP` there.
 fn has_no_xattrs(node: &OwnedFd) -> bool {
     // A byte is less than any name, which is `ERANGE`.
     rustix::fs::listxattr(again(node.as_fd()), &mut [0; 1]) == Ok(0)

@@ -89,6 +89,8 @@ fn answers_have_these_bytes() {
     assert_eq!((lock.last.get(), lock.kind.get(), lock.pid.get()), (0x100f_0e0d_0c0b_0a09, 0x1413_1211, 0x1817_1615));
     let share = ShareEntry::read_from_bytes(&bytes[..8]).unwrap();
     assert_eq!((share.flags.get(), share.name_len.get(), share.description_len.get()), (0x0403_0201, 0x0605, 0x0807));
+    let written = WriteResult::read_from_bytes(&bytes[..16]).unwrap();
+    assert_eq!((written.bytes.get(), written.lease.get()), (0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09));
     let forgotten = Forgotten::read_from_bytes(&bytes[..16]).unwrap();
     assert_eq!(forgotten.count.get(), 0x100f_0e0d_0c0b_0a09);
 }

@@ -8,9 +8,9 @@
 use byway_reactor::Instant;
 use byway_reactor::seeded::{self, Bug};
 
-use super::{Fact, HeldLease, Leases, NewName};
+use super::{HeldLease, Leases, NewName};
 
-/// What is known of a node is put aside for an own change that leaves some of it as it is.
+/// The client does not use what it knows of a node until its own change of the node has ended, which may leave some of it as it was.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspended {
     epoch: u64,
@@ -94,7 +94,7 @@ impl<A: Clone> Leases<A> {
             && let Some(known) = self.nodes.get_mut(&node)
         {
             // Attributes say who may do what, and look up which name.
-            known.facts.retain(|(_, fact)| !matches!(fact, Fact::Right(_)));
+            known.facts.retain(|(_, fact)| fact.is_so_without_rights());
             self.name_count -= known.names.clear();
         }
         if let Some(known) = self.nodes.get_mut(&node) {
@@ -129,7 +129,8 @@ impl<A: Clone> Leases<A> {
         }
     }
 
-    /// Goes on with what was put aside, if nothing has come between; gives whether. Otherwise nothing of the node is believed.
+    /// The client uses again what it knew of a node before its own change, unless a recall, another own change or the session's end has come
+    /// between: then it forgets that. Gives whether it uses it.
     fn resume(&mut self, node: u64, version: u64, attributes: Option<A>, now: Instant) -> bool {
         let suspended = self.nodes.get(&node).and_then(|known| known.suspended);
         let is_as_before =
@@ -152,6 +153,7 @@ impl<A: Clone> Leases<A> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Fact;
     use super::*;
 
     const FILE: u64 = 7;
@@ -165,7 +167,7 @@ mod tests {
         let ticket = leases.ask(FILE);
         leases.learn(ticket, FILE, Some(5), Some(100), NOW);
         let ticket = leases.ask(FILE);
-        for fact in [Fact::Right(4), Fact::NoXattrs] {
+        for fact in [Fact::Right(4), Fact::NoXattrs, Fact::NoXattr(b"user.mark".to_vec())] {
             leases.learn_fact(ticket, FILE, &[], fact);
         }
         leases
@@ -185,6 +187,11 @@ mod tests {
             assert_eq!(known(&leases), (None, false, false), "nothing is believed meanwhile");
             leases.end_change_of_file(FileChanged { node: FILE, version: 6, attributes }, NOW);
             assert_eq!(known(&leases), (attributes, false, true));
+            let of_readers = Fact::NoXattr(b"user.mark".to_vec());
+            assert!(
+                !leases.knows(FILE, &[], &of_readers, NOW),
+                "who may not read the file any more gets another error"
+            );
         }
     }
 
