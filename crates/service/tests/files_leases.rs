@@ -214,13 +214,15 @@ fn a_client_that_changes_a_file_goes_on_with_what_the_change_left() {
     let answers = server.answered() - before;
     assert!((50..=53).contains(&answers), "{answers} answers to 50 changes, beside renewals");
     // Also a large write, whose bytes do not go in the message.
+    let mut end = 0;
     for bytes in [&b"longer than before, far"[..], &[1; 100_000]] {
         for offset in 0..25 {
             let before = server.answered();
             assert_eq!(one.0.write(ME, handle, 100 + offset, bytes), Ok(bytes.len()));
             assert_eq!(one.0.get_xattr(ME, file, ACL), Err(Errno::NODATA));
+            end = end.max(100 + offset + bytes.len() as u64);
+            assert_eq!(one.size(file), end);
             assert!(server.answered() <= before + 2, "the write, and perhaps a renewal");
-            assert_eq!(one.size(file), (100 + offset + bytes.len() as u64).max(one.size(file)), "asked for again");
         }
     }
     // What another client does in between is seen.
@@ -276,6 +278,71 @@ fn a_client_that_changes_a_name_goes_on_with_what_it_knows_of_the_others() {
     assert_eq!(in_new(&one, directory, b"first"), Err(Errno::NOENT));
     two.0.make_directory(ME, ROOT, b"Missing", 0o755).unwrap();
     assert!(one.find(b"Missing").is_ok());
+}
+
+/// The files of a program that unpacks an archive.
+#[test]
+fn a_client_that_makes_a_file_goes_on_with_what_the_answer_says() {
+    const CAPABILITY: &[u8] = b"security.capability";
+    const NEW: u32 = rustix::fs::OFlags::WRONLY.union(rustix::fs::OFlags::TRUNC).bits();
+    let below = tempfile::tempdir().unwrap();
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let (one, two) = (Cached::connect(&server), Cached::connect(&server));
+    until_cached(&server, || assert_eq!(one.find(b"file"), Err(Errno::NOENT)));
+    let before = server.answered();
+    let (found, handle) = one.0.create(ME, NamedIn::new(ROOT, b"file"), NEW, 0o644).unwrap();
+    let file = found.node;
+    assert_eq!((one.find(b"file"), one.size(file)), (Ok(file), 0));
+    assert_eq!(one.0.get_xattr(ME, file, CAPABILITY), Err(Errno::NODATA));
+    assert_eq!(one.0.write(ME, handle, 0, b"12345"), Ok(5));
+    assert_eq!(one.0.get_xattr(ME, file, CAPABILITY), Err(Errno::NODATA));
+    assert_eq!((one.find(b"file"), one.size(file)), (Ok(file), 5));
+    let answers = server.answered() - before;
+    assert!((2..=3).contains(&answers), "{answers} answers: to the making, the write, and perhaps a renewal");
+
+    // What is there already may have extended attributes, and is not empty until it is truncated.
+    let same = two.find(b"file").unwrap();
+    two.0.set_xattr(ME, same, b"system.posix_acl_access", &access_list(), 0).unwrap();
+    let (there, again) = one.0.create(ME, NamedIn::new(ROOT, b"file"), NEW, 0o644).unwrap();
+    assert_eq!((there.node, one.size(file), two.size(same)), (file, 0, 0));
+    assert_eq!(one.0.get_xattr(ME, file, b"system.posix_acl_access"), Ok(access_list()));
+    two.resize(same, 9);
+    assert_eq!(one.size(file), 9, "changed by the other");
+    one.0.close_handle(handle);
+    one.0.close_handle(again);
+}
+
+#[test]
+fn the_end_of_a_listing_is_said_with_its_last_entries_and_once() {
+    let below = tempfile::tempdir().unwrap();
+    for number in 0..400 {
+        std::fs::write(below.path().join(format!("a-file-with-a-long-name-{number}")), b"").unwrap();
+    }
+    let server = Server::start(tcp(), vec![exclusive(below.path())]);
+    let one = Cached::connect(&server);
+    let handle = one.0.open_directory(ME, ROOT).unwrap();
+    let read = |cookie| one.0.read_directory(ME, handle, cookie, usize::MAX, false).unwrap();
+    let list = || {
+        let (mut names, mut cookie, mut parts) = (std::collections::BTreeSet::new(), 0, 0);
+        loop {
+            let part = read(cookie);
+            let Some(last) = part.last() else { return (names, cookie, parts) };
+            (cookie, parts) = (last.cookie, parts + 1);
+            names.extend(part.into_iter().map(|listed| listed.name).filter(|name| !name.starts_with(b".")));
+        }
+    };
+    until_cached(&server, || assert!(one.0.attributes(ME, ROOT, None).is_ok()));
+    let before = server.answered();
+    let (names, end, parts) = list();
+    let answers = server.answered() - before;
+    assert_eq!(names.len(), 400);
+    assert!(parts > 1 && (parts..=parts + 1).contains(&answers), "{answers} answers, {parts} parts");
+    // A program that goes on, or begins again, asks the server.
+    let before = server.answered();
+    assert_eq!(read(end), Vec::new());
+    assert!(server.answered() > before);
+    std::fs::remove_file(below.path().join("a-file-with-a-long-name-7")).unwrap();
+    assert_eq!(list().0.len(), 399);
 }
 
 /// Such a name may have other spellings: what the client knows of the directory counts no more.

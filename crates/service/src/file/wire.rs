@@ -198,6 +198,8 @@ pub struct ChangedDirectory {
     pub lease: U64,
     /// Version of a lease on what the call has made, 0 for none.
     pub made_lease: U64,
+    /// Of what the call has made: [`ENTRY_WITHOUT_XATTRS`].
+    pub made_flags: U64,
     /// The directory's, after the call.
     pub attributes: Attributes,
 }
@@ -279,8 +281,11 @@ pub struct DirectoryEntry {
     pub flags: U16,
 }
 
-/// [`DirectoryEntry`]: the node has no extended attribute that its user may list. Told where leases are given.
+/// [`DirectoryEntry`], [`ChangedDirectory`]: the node has no extended attribute that its user may list. Told where leases are given.
 pub const ENTRY_WITHOUT_XATTRS: u16 = 1;
+
+/// Result of `ReadDirectory`, of 8 bytes: the directory had no further entries when it was read.
+pub const LISTING_HAS_ENDED: u64 = 1;
 
 /// Answer to `StatFileSystem`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -333,7 +338,7 @@ const _: () = assert!(size_of::<Attributes>() == 104 && size_of::<Entry>() == 11
 const _: () = assert!(
     size_of::<GrantedLeases>() == 16
         && size_of::<WriteResult>() == 16
-        && size_of::<ChangedDirectory>() == 120
+        && size_of::<ChangedDirectory>() == 128
         && size_of::<Lease>() == 16
 );
 const _: () = assert!(size_of::<NewAttributes>() == 48 && size_of::<DirectoryEntry>() == 132);

@@ -5,11 +5,12 @@ use byway_rpc::node::Reply;
 use zerocopy::FromBytes;
 
 use super::super::wire::{
-    Attributes, ChangedDirectory, Entry, GrantedLeases, Method, NewAttributes, SET_SIZE, WriteResult,
+    Attributes, ChangedDirectory, ENTRY_WITHOUT_XATTRS, Entry, GrantedLeases, Method, NewAttributes, SET_SIZE,
+    WriteResult,
 };
 use super::caches::{Caches, now};
 use super::connection::Live;
-use super::leases::{FileChanged, Invalid, NameChange, NamesChanged, NewName, Ticket};
+use super::leases::{Fact, FileChanged, Invalid, NameChange, NamesChanged, NewName, Ticket};
 use super::{Ask, Client, Found};
 
 /// A call that changes nodes: nothing is believed of them while it is under way.
@@ -40,14 +41,12 @@ impl Changing<'_> {
 
 /// What the answer to a change of a file says of it, if it leaves the client its lease: its version, and the attributes, if it has them.
 pub(super) fn file_change(method: Method, reply: &Reply) -> Option<(u64, Option<Attributes>)> {
-    let (version, attributes) = match method {
-        Method::Write => (WriteResult::read_from_bytes(&reply.result[..]).ok()?.lease, None),
-        Method::SetAttributes => {
-            let leases = GrantedLeases::read_from_bytes(&reply.result[..]).ok()?;
-            (leases.on_node, Attributes::read_from_prefix(&reply.payload).ok().map(|(attributes, _)| attributes))
-        }
+    let version = match method {
+        Method::Write => WriteResult::read_from_bytes(&reply.result[..]).ok()?.lease,
+        Method::SetAttributes => GrantedLeases::read_from_bytes(&reply.result[..]).ok()?.on_node,
         _ => return None,
     };
+    let attributes = Attributes::read_from_prefix(&reply.payload).ok().map(|(attributes, _)| attributes);
     (version.get() != 0).then(|| (version.get(), attributes))
 }
 
@@ -121,7 +120,7 @@ impl Client {
         let Some(directory) = changing.kept else { return };
         let behind = if made.is_some() { size_of::<Entry>() } else { 0 };
         let told = reply.payload.get(behind..).and_then(|rest| ChangedDirectory::read_from_bytes(rest).ok());
-        let Some(ChangedDirectory { lease, made_lease, attributes }) = told else { return };
+        let Some(ChangedDirectory { lease, made_lease, made_flags, attributes }) = told else { return };
         let user = self.user(ask.caller);
         let names = match method {
             Method::Unlink | Method::RemoveDirectory => vec![NameChange { name: ask.name, new: NewName::Absent }],
@@ -144,6 +143,9 @@ impl Client {
             let version = made_lease.get();
             state.names.insert(name, found.node);
             state.leases.learn(changing.ticket, found.node, Some(version), Some(found.attributes), now());
+            if made_flags.get() & u64::from(ENTRY_WITHOUT_XATTRS) != 0 {
+                state.leases.learn_fact_of_found(found.node, version, &user, Fact::NoXattrs);
+            }
             if method == Method::MakeDirectory {
                 state.leases.learn_empty(found.node, version, &user);
             }

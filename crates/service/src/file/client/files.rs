@@ -8,8 +8,8 @@ use byway_rpc::node::Reply;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::{
-    self, Attributes, CallError, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, Method, NewAttributes,
-    read_directory,
+    self, Attributes, CallError, FLAG_APPEND, FLAG_DATA_ONLY, FLAG_NODES, FileSystem, LISTING_HAS_ENDED, Method,
+    NewAttributes, read_directory,
 };
 use super::buffers::Buffer;
 use super::changing::file_change;
@@ -481,7 +481,14 @@ impl Client {
         len: usize,
         nodes: bool,
     ) -> Result<Vec<Listed>, Errno> {
-        let directory = self.table().handle(handle).ok_or(Errno::BADF)?.1.node;
+        let directory = {
+            let mut table = self.table();
+            let directory = table.handle(handle).ok_or(Errno::BADF)?.1.node;
+            if table.take_listing_end(handle, cookie) {
+                return Ok(Vec::new());
+            }
+            directory
+        };
         let flags = if nodes { FLAG_NODES } else { 0 };
         let len = len.clamp(4096, SMALL_BYTES_MAX);
         let ask = Ask { offset: cookie, len: len as u64, flags, ..Self::on_handle(caller, handle) };
@@ -499,6 +506,9 @@ impl Client {
             let node = found.map(|found| found.node);
             let (cookie, attributes) = (listed.head.cookie.get(), entry.attributes);
             entries.push(Listed { cookie, name: listed.name.to_vec(), node, attributes });
+        }
+        if let Some(last) = entries.last().filter(|_| number_of(&reply) == Ok(LISTING_HAS_ENDED)) {
+            self.table().note_listing_end(handle, last.cookie);
         }
         Ok(entries)
     }

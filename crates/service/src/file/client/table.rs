@@ -103,6 +103,8 @@ struct Handle {
     losses_seen: u64,
     /// It was open when locks of the file were lost.
     has_lost_locks: bool,
+    /// No entries followed this cookie when the server read the directory.
+    listing_end: Option<u64>,
 }
 
 /// What an open file was opened with.
@@ -305,7 +307,7 @@ impl Table {
             node.opens += 1;
         }
         let losses_seen = self.unsynced.losses();
-        let handle = Handle { node, flags, directory, remote, losses_seen, has_lost_locks: false };
+        let handle = Handle { node, flags, directory, remote, losses_seen, has_lost_locks: false, listing_end: None };
         self.handles.insert(self.last, handle);
         self.last
     }
@@ -335,6 +337,18 @@ impl Table {
             self.locks.forget(closed.node);
         }
         Some(closed.remote)
+    }
+
+    /// A directory had no entries behind a cookie.
+    pub(super) fn note_listing_end(&mut self, handle: u64, cookie: u64) {
+        if let Some(handle) = self.handles.get_mut(&handle) {
+            handle.listing_end = Some(cookie);
+        }
+    }
+
+    /// Whether that was said of a cookie. Said once: there may be more by now, and a program that goes on reading finds them.
+    pub(super) fn take_listing_end(&mut self, handle: u64, cookie: u64) -> bool {
+        self.handles.get_mut(&handle).is_some_and(|handle| handle.listing_end.take() == Some(cookie))
     }
 
     /// Whether anything is open.

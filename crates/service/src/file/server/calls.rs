@@ -34,9 +34,7 @@ use super::tree::{self, AskedOfEntries};
 use super::workers::{Work, has_rights_of_server};
 use super::{Call, FileRequest, Shares, Window};
 use crate::host::At;
-use crate::limits::{
-    CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_OPEN_BYTES_MAX, FILE_TRANSFER_MAX, LINK_TARGET_MAX,
-};
+use crate::limits::{CALL_GROUPS_MAX, FILE_COPY_MAX, FILE_NAME_MAX, FILE_OPEN_BYTES_MAX, LINK_TARGET_MAX};
 
 /// A call, taken apart.
 pub(super) struct Asked<'a> {
@@ -220,21 +218,14 @@ impl Shares {
         if found.as_ref().is_ok_and(|found| files.may_have_links(look, found.id)) {
             return Ok(false);
         }
-        let request = FileRequest::Worker { call: asked.call, node, window: None, since };
+        let request = FileRequest::Worker { call: asked.call, node, since };
         let request = self.start(at, request);
         self.finish(at, request, found.map(Outcome::Node));
         Ok(true)
     }
 
     /// Has a worker do it.
-    fn work(
-        &mut self,
-        at: &mut At<'_>,
-        asked: &Asked<'_>,
-        node: Arc<Node>,
-        window: Option<Window>,
-        work: Work,
-    ) -> Result<(), CallError> {
+    fn work(&mut self, at: &mut At<'_>, asked: &Asked<'_>, node: Arc<Node>, work: Work) -> Result<(), CallError> {
         let (user, session) = (asked.user(&node)?, asked.call.session);
         let reads = matches!(asked.method, Method::LookUp | Method::GetAttributes | Method::ReadDirectory)
             && node.share.gives_leases();
@@ -245,7 +236,7 @@ impl Shares {
             let look = files.look();
             work().map(|outcome| files.seen_outcome(look, outcome))
         });
-        let request = self.start(at, FileRequest::Worker { call: asked.call, node, window, since });
+        let request = self.start(at, FileRequest::Worker { call: asked.call, node, since });
         if !changed.is_empty() {
             self.change(at, request, session, &changed, &changed, Parked::Work(user, work));
         } else if !self.workers.run(request, Some(user), work) {
@@ -262,17 +253,11 @@ impl Shares {
         let Arguments { offset, len, extra, flags, mode, second, .. } = asked.arguments;
         let (offset, len, extra) = (offset.get(), len.get(), extra.get());
         let (flags, mode) = (flags.get(), mode.get());
-        let mut window = None;
         let work: Work = match asked.method {
             Method::Sync => Box::new(move || sync_open(&handle, flags & FLAG_DATA_ONLY != 0)),
             Method::ReadDirectory => {
                 let Open::Directory { fd, listing } = handle.open else { return Err(Errno::NOTDIR.into()) };
-                // An answer that is kept comes with the reply.
-                let takes_window = asked.call.slot.is_none() && at.fabric.can_put(asked.call.session);
-                window = asked.window(true).filter(|_| takes_window);
-                let room =
-                    window.map_or(SMALL_BYTES_MAX, |window| window.len.clamp(SMALL_BYTES_MAX, FILE_TRANSFER_MAX));
-                let len = room.min(usize::try_from(len).unwrap_or(usize::MAX));
+                let len = usize::try_from(len).unwrap_or(usize::MAX).min(SMALL_BYTES_MAX);
                 // A client without leases would forget it at once.
                 let xattrs = node.share.gives_leases() && self.takes_leases(asked.call.session);
                 let wanted = AskedOfEntries { nodes: flags & FLAG_NODES != 0, xattrs };
@@ -300,7 +285,7 @@ impl Shares {
                 })
             }
         };
-        self.work(at, asked, node, window, work)
+        self.work(at, asked, node, work)
     }
 
     fn on_node(&mut self, at: &mut At<'_>, asked: &Asked<'_>) -> Result<(), CallError> {
@@ -369,7 +354,7 @@ impl Shares {
                 on_directory(asked, this, by, given_up, opening)?
             }
         };
-        self.work(at, asked, node, None, work)
+        self.work(at, asked, node, work)
     }
 }
 

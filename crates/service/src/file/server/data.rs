@@ -16,9 +16,9 @@ use super::super::wire::{CallError, FLAG_APPEND, WriteResult};
 use super::calls::Asked;
 use super::leases::Parked;
 use super::replies::Reply;
-use super::table::Open;
+use super::table::{Node, Open};
 use super::waiting::{Begin, Transfer};
-use super::{FileRequest, FileRequestId, Shares, Window};
+use super::{FileRequest, FileRequestId, Shares, Window, tree};
 use crate::host::At;
 use crate::limits::FILE_TRANSFER_MAX;
 
@@ -94,8 +94,9 @@ impl Shares {
         let mut frame = self.frame(at, call.session, len)?;
         at.sessions.note_held(call.session, len);
         frame.write(0, asked.data);
-        let request = self.start(at, FileRequest::Write { call, len });
-        self.change(at, request, call.session, &[node.id], &[node.id], Parked::Write { file, to, from: frame, len });
+        let id = node.id;
+        let request = self.start(at, FileRequest::Write { call, node, len });
+        self.change(at, request, call.session, &[id], &[id], Parked::Write { file, to, from: frame, len });
         Ok(())
     }
 
@@ -110,11 +111,12 @@ impl Shares {
     /// Bytes of a large write are here, or will not come.
     pub(super) fn got_bytes(&mut self, at: &mut At<'_>, request: FileRequestId, got: Result<Frame, GetError>) {
         let Some(FileRequest::Get { call, node, file, to, len }) = self.requests.get(request) else { return };
-        let (call, file, to, len, id) = (*call, *file, *to, *len, node.id);
+        let (call, node, file, to, len) = (*call, Arc::clone(node), *file, *to, *len);
         match got {
             Ok(from) => {
+                let id = node.id;
                 if let Some(request) = self.requests.get_mut(request) {
-                    *request = FileRequest::Write { call, len };
+                    *request = FileRequest::Write { call, node, len };
                 }
                 self.change(at, request, call.session, &[id], &[id], Parked::Write { file, to, from, len });
             }
@@ -140,21 +142,31 @@ impl Shares {
                     (Ok(len), _) => self.send(at, request, into, len),
                 }
             }
-            (Some(FileRequest::Write { call, len }), Outcome::Written { result, .. }) => {
-                let (counted, session) = (call.counted, call.session);
+            (Some(FileRequest::Write { call, node, len }), Outcome::Written { result, .. }) => {
+                let (counted, session, node) = (call.counted, call.session, Arc::clone(node));
                 at.sessions.note_released(session, *len);
                 self.counters.moved(counted, result.unwrap_or(0));
                 match result {
-                    Ok(len) => {
-                        let lease = self.end_change_of_file(request, session);
-                        let result = WriteResult { bytes: U64::new(len as u64), lease: U64::new(lease) };
-                        self.end(at, request, Ok(Reply::of_result(result.as_bytes())));
-                    }
+                    Ok(len) => self.wrote(at, request, session, &node, len),
                     Err(errno) => self.end(at, request, Err(errno.into())),
                 }
             }
             _ => {}
         }
+    }
+
+    /// Bytes are in the file. A client that has its lease on it again is told the attributes, too, where they are in memory.
+    fn wrote(&mut self, at: &mut At<'_>, request: FileRequestId, session: SessionId, node: &Node, len: usize) {
+        let files = self.recovery.open_files();
+        let look = files.look();
+        let can_tell = node.share.is_local() && self.takes_leases(session);
+        let attributes = if can_tell { tree::attributes(&node.fd).ok() } else { None };
+        let attributes = attributes.filter(|_| !files.may_have_links(look, node.id));
+        let lease = self.end_change_of_file(request, session);
+        let told = attributes.filter(|_| lease != 0);
+        let result = WriteResult { bytes: U64::new(len as u64), lease: U64::new(lease) };
+        let payload = told.as_ref().map_or(&[][..], IntoBytes::as_bytes);
+        self.end(at, request, Ok(Reply { result: result.as_bytes(), payload }));
     }
 
     /// Reads straight into the client's window, where that can be reached and no device is needed, and answers. False: read into a frame.
@@ -214,7 +226,7 @@ impl Shares {
     }
 
     /// Answers with the first bytes of a frame in the caller's window.
-    pub(super) fn put(&mut self, at: &mut At<'_>, request: FileRequestId, window: Window, frame: Frame, len: usize) {
+    fn put(&mut self, at: &mut At<'_>, request: FileRequestId, window: Window, frame: Frame, len: usize) {
         let Some(session) = self.requests.get(request).map(|request| request.call().session) else { return };
         let meta = meta(at, session, &frame, len);
         if let Some(put) = self.end_with_put(at, request, window, meta)

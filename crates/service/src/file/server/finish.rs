@@ -3,7 +3,6 @@
 use std::sync::{Arc, Mutex};
 
 use byway_fabric::SessionId;
-use byway_fabric::limits::SMALL_BYTES_MAX;
 use rustix::io::Errno;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromZeros, IntoBytes};
@@ -11,7 +10,8 @@ use zerocopy::{FromZeros, IntoBytes};
 use super::super::leases::Since;
 use super::super::locks::FileId;
 use super::super::wire::{
-    Attributes, CallError, ChangedDirectory, DirectoryEntry, ENTRY_WITHOUT_XATTRS, Entry, GrantedLeases, OpenResult,
+    Attributes, CallError, ChangedDirectory, DirectoryEntry, ENTRY_WITHOUT_XATTRS, Entry, GrantedLeases,
+    LISTING_HAS_ENDED, OpenResult,
 };
 use super::descriptors::Counted;
 use super::kept_names::ChangedNames;
@@ -20,7 +20,7 @@ use super::open_files::OpenMark;
 use super::outcome::{Found, Listed, MadeFile, Outcome};
 use super::replies::Reply;
 use super::table::{Handle, Node, Open};
-use super::{FileRequest, FileRequestId, Shares, Window};
+use super::{FileRequest, FileRequestId, Shares};
 use crate::host::At;
 
 /// What a call is answered with.
@@ -49,8 +49,8 @@ impl Shares {
             let (session, entry) = (call.session, *entry);
             return self.listed(at, request, session, entry, result.map(drop));
         }
-        let Some(FileRequest::Worker { call, node, window, since }) = self.requests.get(request) else { return };
-        let (session, node, window, since) = (call.session, Arc::clone(node), *window, *since);
+        let Some(FileRequest::Worker { call, node, since }) = self.requests.get(request) else { return };
+        let (session, node, since) = (call.session, Arc::clone(node), *since);
         let outcome = match result {
             Ok(outcome) => outcome,
             Err(errno) => return self.end(at, request, Err(errno.into())),
@@ -60,12 +60,8 @@ impl Shares {
                 let own = named.own();
                 return self.change(at, request, session, &files, &own, Parked::Named(named));
             }
-            Outcome::Listing(entries) => {
-                let to = ListedFor { session, directory: &node, since };
-                return self.answer_listing(at, request, &to, window, entries);
-            }
             Outcome::Changed(outcome, changed) => {
-                let made = if let Outcome::Node(found) = &*outcome { Some(found.id) } else { None };
+                let made = outcome.made().map(|made| made.id);
                 self.reply_of(at, session, node, since, *outcome).map(|mut reply| {
                     reply.payload.extend_from_slice(self.changed_directory(session, made, changed).as_bytes());
                     reply
@@ -115,8 +111,13 @@ impl Shares {
                 handle.map(|result| OwnedReply { result, payload: Vec::new() })
             }
             Outcome::Created(made, mark) => self.created(at, session, &node, made, mark),
+            Outcome::Listing { entries, has_ended } => {
+                let to = ListedFor { session, directory: &node, since };
+                let flags = if has_ended { LISTING_HAS_ENDED } else { 0 };
+                Ok(OwnedReply { result: flags.to_le_bytes().to_vec(), payload: self.listing(&to, entries) })
+            }
             Outcome::Kept(files) => self.came_back(session, &node, files),
-            Outcome::Changed(..) | Outcome::Stands(..) | Outcome::Listing(_) => {
+            Outcome::Changed(..) | Outcome::Stands(..) => {
                 unreachable!("what is around an outcome is taken off before")
             }
         }
@@ -127,10 +128,16 @@ impl Shares {
         &mut self,
         session: SessionId,
         made: Option<FileId>,
-        ChangedNames { lease, attributes, since }: ChangedNames,
+        ChangedNames { lease, attributes, since, made_without_xattrs }: ChangedNames,
     ) -> ChangedDirectory {
         let made_lease = made.map_or(0, |made| self.grant_lease(session, made, Some(since)));
-        ChangedDirectory { lease: U64::new(lease.unwrap_or_default()), made_lease: U64::new(made_lease), attributes }
+        let made_flags = if made_without_xattrs { ENTRY_WITHOUT_XATTRS } else { 0 };
+        ChangedDirectory {
+            lease: U64::new(lease.unwrap_or_default()),
+            made_lease: U64::new(made_lease),
+            made_flags: U64::new(made_flags.into()),
+            attributes,
+        }
     }
 
     /// Gives a node its name. It lies in the share of the node that it was found from.
@@ -238,28 +245,5 @@ impl Shares {
             bytes.extend_from_slice(&listed.name);
         }
         bytes
-    }
-
-    fn answer_listing(
-        &mut self,
-        at: &mut At<'_>,
-        request: FileRequestId,
-        to: &ListedFor<'_>,
-        window: Option<Window>,
-        entries: Vec<Listed>,
-    ) {
-        let len = entries.iter().map(|entry| size_of::<DirectoryEntry>() + entry.name.len()).sum();
-        if len <= SMALL_BYTES_MAX {
-            let listing = self.listing(to, entries);
-            return self.end(at, request, Ok(Reply::of_payload(&listing)));
-        }
-        // The frame first: nodes of an answer that is not given would never be forgotten.
-        match (window, at.reactor.frames().alloc(len)) {
-            (Some(window), Some(mut frame)) => {
-                frame.write(0, &self.listing(to, entries));
-                self.put(at, request, window, frame, len);
-            }
-            _ => self.end(at, request, Err(CallError::Busy)),
-        }
     }
 }

@@ -27,7 +27,7 @@ impl Shares {
         let node = client.node(asked.arguments.node.get())?;
         let opening = client.opening(&node)?;
         let from = asked.arguments.offset.get();
-        let request = self.start(at, FileRequest::Worker { call: asked.call, node, window: None, since: None });
+        let request = self.start(at, FileRequest::Worker { call: asked.call, node, since: None });
         let work = Box::new(move || {
             let look = opening.files.look();
             list(&opening, from).map(|outcome| opening.files.seen_outcome(look, outcome))

@@ -29,6 +29,8 @@ pub(super) struct ChangedNames {
     pub(super) attributes: Attributes,
     /// From before the call, for a lease on what it has made.
     pub(super) since: Since,
+    /// What it has made has no extended attribute that the user may list.
+    pub(super) made_without_xattrs: bool,
 }
 
 impl KeptNames {

@@ -232,7 +232,8 @@ impl Named {
         let done = done?;
         let Some(since) = self.by.since.filter(|_| self.kept.is_some()) else { return Ok(done) };
         let attributes = attributes.unwrap_or_default();
-        Ok(Outcome::Changed(Box::new(done), ChangedNames { lease, attributes, since }))
+        let made_without_xattrs = done.made().is_some_and(|made| tree::has_no_xattrs(&made.fd));
+        Ok(Outcome::Changed(Box::new(done), ChangedNames { lease, attributes, since, made_without_xattrs }))
     }
 
     /// Files on which the client has no lease any more.

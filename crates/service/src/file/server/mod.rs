@@ -106,13 +106,13 @@ enum FileRequest {
     /// A worker puts a client on the lists of its shares, before it gets what the call asks for.
     List { call: Call, entry: ClientHolding<ClientName> },
     /// A worker thread runs it.
-    Worker { call: Call, node: Arc<Node>, window: Option<Window>, since: Option<Since> },
+    Worker { call: Call, node: Arc<Node>, since: Option<Since> },
     /// Bytes are read from a file.
     Read { call: Call, window: Option<Window>, len: usize },
     /// Bytes come from the client's window, to be written.
     Get { call: Call, node: Arc<Node>, file: File, to: WriteAt, len: usize },
     /// Bytes are written to a file.
-    Write { call: Call, len: usize },
+    Write { call: Call, node: Arc<Node>, len: usize },
     /// A lock is waited for.
     Lock { call: Call },
     /// A client waits for recalls.

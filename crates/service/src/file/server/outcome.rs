@@ -62,12 +62,22 @@ pub(super) enum Outcome {
     Directory(OwnedFd),
     /// A new file, open.
     Created(MadeFile, OpenMark),
-    /// Entries.
-    Listing(Vec<Listed>),
+    /// Entries, and whether there are no more behind them.
+    Listing { entries: Vec<Listed>, has_ended: bool },
     /// Removed files that were kept for the client.
     Kept(Vec<(Listed, OpenMark)>),
     /// A call that changes names has done this.
     Changed(Box<Outcome>, ChangedNames),
     /// Nothing was done: leases on these files stand against it.
     Stands(Vec<FileId>, Arc<Named>),
+}
+
+impl Outcome {
+    /// What the call has made, or found in its place.
+    pub(super) fn made(&self) -> Option<&Found> {
+        match self {
+            Self::Node(found) | Self::Created(MadeFile { found, .. }, _) => Some(found),
+            _ => None,
+        }
+    }
 }

@@ -28,7 +28,7 @@ impl Shares {
         };
         let device = point.device();
         let work = move || point.sync(failed_before).map(|()| Outcome::Done);
-        let request = self.start(at, FileRequest::Worker { call, node, window: None, since: None });
+        let request = self.start(at, FileRequest::Worker { call, node, since: None });
         if !self.workers.run_long(request, device, server_itself(), Box::new(work)) {
             self.end(at, request, Err(CallError::Busy));
         }

@@ -326,13 +326,14 @@ pub(super) fn list(
     let mount = rustix::fs::statx(directory, c"", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID)?.stx_mnt_id;
     let mut buffer = Vec::with_capacity(len.clamp(1024, 64 << 10));
     let mut entries = Vec::new();
-    let mut room = len;
+    let (mut room, mut has_ended) = (len, true);
     let mut raw = RawDir::new(directory, buffer.spare_capacity_mut());
     while let Some(entry) = raw.next() {
         let entry = entry?;
         let name = entry.file_name();
         let bytes = size_of::<wire::DirectoryEntry>() + name.to_bytes().len();
         if bytes > room {
+            has_ended = false;
             break;
         }
         room -= bytes;
@@ -360,7 +361,7 @@ pub(super) fn list(
         }
         entries.push(listed);
     }
-    Ok(Outcome::Listing(entries))
+    Ok(Outcome::Listing { entries, has_ended })
 }
 
 pub(super) fn stat_file_system(node: BorrowedFd<'_>) -> Result<Outcome, Errno> {
@@ -403,7 +404,7 @@ pub(super) fn set_xattr(node: BorrowedFd<'_>, name: &CStr, value: &[u8], flags: 
 
 /// Whether a node has no extended attribute that the thread's user may list. False also where the file system has no extended attributes:
 /// a program that asks for one gets `EOPNOTSUPP` there.
-fn has_no_xattrs(node: &OwnedFd) -> bool {
+pub(super) fn has_no_xattrs(node: &OwnedFd) -> bool {
     // A byte is less than any name, which is `ERANGE`.
     rustix::fs::listxattr(again(node.as_fd()), &mut [0; 1]) == Ok(0)
 }

@@ -124,8 +124,9 @@ fn every_error_survives_the_wire() {
     assert_eq!(lease.as_bytes(), [1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, 0, 0]);
     let granted = GrantedLeases { on_node: 5.into(), on_found: 6.into() };
     assert_eq!(granted.as_bytes(), [5, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0]);
-    let bytes: Vec<u8> = (1..=120).collect();
+    let bytes: Vec<u8> = (1..=128).collect();
     let changed = ChangedDirectory::read_from_bytes(&bytes).unwrap();
     assert_eq!((changed.lease.get(), changed.made_lease.get()), (0x0807_0605_0403_0201, 0x100f_0e0d_0c0b_0a09));
-    assert_eq!(changed.attributes.ino.get(), 0x1817_1615_1413_1211);
+    assert_eq!(changed.made_flags.get(), 0x1817_1615_1413_1211);
+    assert_eq!(changed.attributes.ino.get(), 0x201f_1e1d_1c1b_1a19);
 }

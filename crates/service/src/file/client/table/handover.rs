@@ -136,6 +136,7 @@ impl Table {
                 remote: record.remote.into(),
                 losses_seen: record.losses_seen.get(),
                 has_lost_locks: record.flags.get() & LOST_LOCKS != 0,
+                listing_end: None,
             };
             if let Some(node) = table.nodes.get_mut(&handle.node) {
                 node.opens += 1;
