@@ -7,6 +7,7 @@
 //! sleeps with it.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -78,7 +79,12 @@ impl Drive {
     pub(crate) fn start(self: &Arc<Self>) -> std::io::Result<JoinHandle<()>> {
         let drive = Arc::clone(self);
         let _signals = HeldSignals::hold();
-        std::thread::Builder::new().name("dsm-pager".to_owned()).spawn(move || drive.run())
+        std::thread::Builder::new().name("dsm-pager".to_owned()).spawn(move || {
+            if catch_unwind(AssertUnwindSafe(|| drive.run())).is_err() {
+                // Threads of the program, and other ranks, would wait for this one's pages for ever.
+                drive.lock().die("the pager has panicked");
+            }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, Pager> {

@@ -371,7 +371,7 @@ impl Pager {
     }
 
     /// Ends the process. Its threads may wait for pages that never come, with any lock, so nothing of them is run or waited for.
-    fn die(&self, reason: &str) -> ! {
+    pub(crate) fn die(&self, reason: &str) -> ! {
         let line = format!("byway dsm: rank {}: {reason}\n", self.rank);
         let _ = rustix::io::write(std::io::stderr(), line.as_bytes());
         // SAFETY: ends the process; nothing is run after it.

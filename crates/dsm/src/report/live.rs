@@ -72,7 +72,11 @@ impl LiveJob {
         let mut look = LiveLook { at: Instant::now(), answered: BTreeMap::new(), report: JobReport::new(self.ranks) };
         let answers: Vec<(usize, Option<Answer>)> = std::thread::scope(|scope| {
             let ask_any = |processes: &[u32]| processes.iter().find_map(|process| ask(*process).ok());
-            let asked = self.processes.iter().map(|(rank, processes)| (*rank, scope.spawn(move || ask_any(processes))));
+            // Without a thread for it, a rank has not answered.
+            let asked = self.processes.iter().filter_map(|(rank, processes)| {
+                let asked = std::thread::Builder::new().spawn_scoped(scope, move || ask_any(processes));
+                Some((*rank, asked.ok()?))
+            });
             // All are asked before the first is waited for.
             let asked: Vec<_> = asked.collect();
             asked.into_iter().map(|(rank, answer)| (rank, answer.join().ok().flatten())).collect()

@@ -431,6 +431,9 @@ impl Machine {
 
     fn handle(&mut self, from: Rank, message: Message, payload: Vec<u8>) -> Handled {
         let mut outbox = Outbox::new();
+        if message.named_rank().is_some_and(|rank| rank >= self.out.ranks) {
+            return Err("it named a rank that the job does not have");
+        }
         match message {
             Message::Hello { .. } => return Err("it said hello twice"),
             Message::Batch => return Err("it sent a batch in a batch"),
@@ -472,9 +475,6 @@ impl Machine {
             Message::Leave if seeded::is(Bug::DsmLeaveForgotten) => {}
             Message::Leave => self.left |= 1 << from,
             Message::Alive => {}
-            Message::Ended { rank, .. } if rank >= self.out.ranks => {
-                return Err("it named a rank that the job does not have");
-            }
             Message::Ended { .. } if self.is_leaving => {}
             Message::Ended { .. } if seeded::is(Bug::DsmMessengerNamed) => self.end(JobEnd::Gone { rank: from }),
             Message::Ended { rank, seconds: 0 } => self.end(JobEnd::Gone { rank }),
@@ -493,4 +493,33 @@ impl Machine {
 /// Whether a message lets a rank go on behind what the sender, or those that it speaks for, have done.
 fn is_synchronizing(message: &Message) -> bool {
     matches!(message, Message::Locked { .. } | Message::Unlock { .. } | Message::Arrive { .. } | Message::Pass { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_that_names_a_rank_which_the_job_does_not_have_ends_the_job() {
+        const NOBODY: Rank = 2;
+        let (page, mode, version) = (1, Mode::Read, 1);
+        let messages = [
+            Message::Ask { page, mode, requester: NOBODY },
+            Message::Forward { page, mode, requester: NOBODY, version },
+            Message::Page { page, mode, home: NOBODY, version },
+            Message::Next { lock: 0, waiter: NOBODY },
+            Message::Ended { rank: NOBODY, seconds: 0 },
+        ];
+        for message in messages {
+            for consistency in [Consistency::Sequential, Consistency::Release] {
+                let mut machine = Machine::new(0, 2, 10, consistency);
+                machine.fault(page, mode);
+                machine.received(1, message, Vec::new());
+                let actions: Vec<_> = std::iter::from_fn(|| machine.next_action()).collect();
+                let what = "it named a rank that the job does not have";
+                let ended = Action::End { reason: JobEnd::Misbehaved { rank: 1, what } };
+                assert!(actions.contains(&ended), "{message:?}: {actions:?}");
+            }
+        }
+    }
 }

@@ -99,7 +99,8 @@ pub(super) struct Segments {
     pages: u64,
     placed: HashMap<Vec<u8>, (Page, u64)>,
     used: u64,
-    waiting: Vec<(Vec<u8>, Ticket)>,
+    /// Names, pages, and who waits.
+    waiting: Vec<(Vec<u8>, u64, Ticket)>,
 }
 
 impl Segments {
@@ -114,7 +115,7 @@ impl Segments {
         if self.waiting.len() >= DSM_CALLS_MAX {
             return Err(Misuse::TooMany);
         }
-        self.waiting.push((name.to_vec(), ticket));
+        self.waiting.push((name.to_vec(), pages, ticket));
         Ok(())
     }
 
@@ -166,11 +167,13 @@ impl Segments {
 
     /// Rank 0 has answered: the first thread that waits for the segment is done.
     pub(super) fn answered(&mut self, name: &[u8], answer: (u8, Page, u64)) -> Result<Option<Action>, &'static str> {
-        let place = self.waiting.iter().position(|(waits, _)| waits == name);
-        let (_, ticket) = self.waiting.remove(place.ok_or("it placed a segment that this rank did not ask for")?);
+        let place = self.waiting.iter().position(|(waits, ..)| waits == name);
+        let (_, asked, ticket) =
+            self.waiting.remove(place.ok_or("it placed a segment that this rank did not ask for")?);
         let (status, first, pages) = answer;
+        let is_inside = |end: Option<u64>| end.is_some_and(|end| end <= self.pages);
         let outcome = match status {
-            OK if u64::from(first) + pages <= self.pages => Outcome::Mapped { first, pages },
+            OK if pages == asked && is_inside(u64::from(first).checked_add(pages)) => Outcome::Mapped { first, pages },
             OTHER_SIZE => Outcome::Refused(SegmentRefused::OtherSize { pages }),
             NO_ROOM => Outcome::Refused(SegmentRefused::NoRoom { pages }),
             TOO_MANY => Outcome::Refused(SegmentRefused::TooMany),
@@ -191,6 +194,19 @@ mod tests {
             assert_eq!(barriers.wait(barrier, 7), Ok(0), "barrier {barrier}");
         }
         assert_eq!(barriers.wait(DSM_CALLS_MAX as u32, 7), Err(Misuse::TooMany));
+    }
+
+    #[test]
+    fn a_segment_is_as_long_as_was_asked_for_and_lies_in_the_area() {
+        for (first, pages) in [(1, u64::MAX), (0, 0), (97, 4), (0, 5)] {
+            let mut segments = Segments::new(100);
+            segments.wait(b"a", 4, 7).unwrap();
+            let placed = segments.answered(b"a", (OK, first, pages)).map(|_| ());
+            assert_eq!(placed, Err("it placed a segment outside of the area"), "{pages} pages from {first} on");
+        }
+        let mut segments = Segments::new(100);
+        segments.wait(b"a", 4, 7).unwrap();
+        assert!(segments.answered(b"a", (OK, 96, 4)).is_ok());
     }
 
     #[test]

@@ -329,6 +329,17 @@ impl Message {
 }
 
 impl Message {
+    /// A rank that the message speaks of, beside its sender and receiver.
+    pub fn named_rank(&self) -> Option<Rank> {
+        match self {
+            Self::Ask { requester, .. } | Self::Forward { requester, .. } => Some(*requester),
+            Self::Page { home, .. } => Some(*home),
+            Self::Next { waiter, .. } => Some(*waiter),
+            Self::Ended { rank, .. } => Some(*rank),
+            _ => None,
+        }
+    }
+
     /// The page that the message is about.
     pub fn page(&self) -> Option<Page> {
         match self {
