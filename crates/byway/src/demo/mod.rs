@@ -302,7 +302,8 @@ fn explain(out: &mut impl Write, path: Option<&Path>) -> std::io::Result<()> {
     }
     let ro = if path.is_some() { ",ro" } else { "" };
     // As it was called: `cargo run` does not put it into the path.
-    let byway = std::env::args().next().unwrap_or_else(|| "byway".to_owned());
+    let byway = std::env::args_os().next().unwrap_or_else(|| "byway".into());
+    let byway = byway.to_string_lossy();
     let lines = [
         format!("{byway} serve --volume 'disk={disk}{ro}' --listen tcp://127.0.0.1 --nbd tcp://127.0.0.1"),
         format!("{byway} ls byway://127.0.0.1"),

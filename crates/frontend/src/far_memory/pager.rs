@@ -1,6 +1,7 @@
 //! The thread that pages a region: a [`Pager`] over lenders, as that of `byway far`, with one address space. Its pages are moved by this
 //! thread itself, so no move is under way while faults are read.
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -130,7 +131,10 @@ impl RegionPager {
             Err(_) => "it panicked".to_owned(),
         };
         // Threads that touch a page would wait for ever.
-        eprintln!("byway: the pager of far memory has ended ({why}), and the program's pages are lost with it");
+        let line =
+            format!("byway: the pager of far memory has ended ({why}), and the program's pages are lost with it\n");
+        // Standard error may be closed or full.
+        let _ = std::io::stderr().write_all(line.as_bytes());
         std::process::abort();
     }
 

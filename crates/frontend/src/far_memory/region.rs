@@ -133,9 +133,11 @@ impl Region {
             give(at, unsafe { &*with_exposed_provenance(self.stage.0.start + at * PAGE_BYTES) });
         }
         let stage = with_exposed_provenance_mut(self.stage.0.start);
-        // SAFETY: drops the pages on the stage, to which nothing refers. It fails for no mapping of this kind.
-        let dropped = done == 0 || unsafe { madvise(stage, done * PAGE_BYTES, Advice::LinuxDontNeed) }.is_ok();
-        assert!(dropped, "the stage is empty for the next pages");
+        // A program may have locked all of its memory.
+        let drops = Advice::LinuxDontneedLocked;
+        // SAFETY: drops the pages on the stage, to which nothing refers.
+        let dropped = if done == 0 { Ok(()) } else { unsafe { madvise(stage, done * PAGE_BYTES, drops) } };
+        dropped.map_err(FillError::Other)?;
         moved.map_err(|partly| partly.error)
     }
 
