@@ -403,7 +403,7 @@ impl Client {
         let groups = caller.groups.len().min(crate::limits::CALL_GROUPS_MAX) * 4;
         if data.len() + groups <= SMALL_BYTES_MAX {
             let (_, reply) = self.ask(Method::Write, &Ask { data, ..ask })?;
-            return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
+            return written(number_of(&reply)?, data);
         }
         self.write_large(&ask, data)
     }
@@ -413,13 +413,13 @@ impl Client {
         if data.len() <= SMALL_BYTES_MAX {
             let caller = Caller { groups: &[], ..ask.caller };
             let (_, reply) = self.ask(Method::Write, &Ask { caller, data, ..*ask })?;
-            return usize::try_from(number_of(&reply)?).map_err(|_| Errno::PROTO);
+            return written(number_of(&reply)?, data);
         }
-        let written = self.with_filled_buffer(Method::Write, ask, data, |buffer, reply| {
+        let count = self.with_filled_buffer(Method::Write, ask, data, |buffer, reply| {
             self.connection.buffers.give_back(buffer);
             number_of(reply)
         })?;
-        usize::try_from(written).map_err(|_| Errno::PROTO)
+        written(count, data)
     }
 
     /// A call with a window of a buffer, which holds `data` at its start.
@@ -566,6 +566,11 @@ impl Client {
         let ask = Ask { second_handle: Some(to), offset, extra: to_offset, len, ..Self::on_handle(caller, from) };
         number_of(&self.ask(Method::CopyRange, &ask)?.1)
     }
+}
+
+/// How much of `data` the server has written, as it says.
+fn written(count: u64, data: &[u8]) -> Result<usize, Errno> {
+    usize::try_from(count).ok().filter(|count| *count <= data.len()).ok_or(Errno::PROTO)
 }
 
 fn attributes_of(reply: &Reply) -> Result<Attributes, Errno> {

@@ -172,7 +172,7 @@ impl OpenFiles {
         match &mut outcome {
             Outcome::Node(found) | Outcome::Created(MadeFile { found, .. }, _) => see(found),
             Outcome::Listing { entries, .. } => {
-                entries.iter_mut().filter_map(|entry| entry.found.as_mut()).for_each(see)
+                entries.iter_mut().filter_map(|entry| entry.found.as_mut()).for_each(see);
             }
             Outcome::Changed(inner, names) => {
                 let inner = std::mem::replace(&mut **inner, Outcome::Done);
