@@ -90,7 +90,7 @@ pub enum ReloadError {
     #[error("volume `{0}` is in memory and has no file to reopen; to empty it, remove and add it by reloads")]
     NoFile(String),
     /// A node without volumes is a mistake.
-    #[error("the configuration names no volume or share; to stop serving, stop the node")]
+    #[error("the configuration names no volume, share or memory to lend; to stop serving, stop the node")]
     Nothing,
     /// Certificates.
     #[error("TLS: {0}")]

@@ -373,7 +373,7 @@ impl RunningNode<'_> {
     fn try_reload(&mut self) -> Result<Summary, ReloadError> {
         let configuration = Configuration::load_by(self.arguments, &|file| self.files.read(file), self.memory)?;
         reload::check_fixed(&self.configuration, &configuration)?;
-        if configuration.volumes.is_empty() && configuration.shares.is_empty() {
+        if configuration.volumes.is_empty() && configuration.shares.is_empty() && configuration.lend.is_none() {
             return Err(ReloadError::Nothing);
         }
         // Those that are open: what the lists name now is not asked for again, and under socket activation never was.
@@ -442,7 +442,7 @@ fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<L
     }
     if configuration.volumes.is_empty() && configuration.listen.is_empty() {
         return Err(ServeError::Nothing(
-            "shares are reached over byway's own wire, and nothing listens for it: give --listen tcp://127.0.0.1",
+            "shares are reached over byway's own protocol, and nothing listens for it: give --listen tcp://127.0.0.1",
         ));
     }
     // Passed sockets are all there is: the manager decides where this node listens.
@@ -463,7 +463,7 @@ fn listeners(configuration: &Configuration, inherited: Vec<OwnedFd>) -> Result<L
     let guarded = listeners.guarded();
     if guarded.is_empty() {
         return Err(ServeError::Nothing(
-            "nowhere to listen: give --listen tcp://127.0.0.1 (byway's own wire), --nbd tcp://127.0.0.1 or \
+            "nowhere to listen: give --listen tcp://127.0.0.1 (byway's own protocol), --nbd tcp://127.0.0.1 or \
              --nbd unix:///PATH",
         ));
     }

@@ -71,7 +71,13 @@ impl Server {
         });
         let mut server = Self { child, ready: Vec::new(), log };
         while server.ready.len() < frontends {
-            let Ok(line) = lines.recv_timeout(LIMIT) else { panic!("byway did not get ready:\n{}", server.log()) };
+            let Ok(line) = lines.recv_timeout(LIMIT) else {
+                // One that has closed its output is about to end.
+                let soon = Instant::now() + Duration::from_secs(1);
+                let ended = std::iter::repeat_with(|| server.child.try_wait())
+                    .find(|ended| !matches!(ended, Ok(None)) || Instant::now() >= soon);
+                panic!("byway did not get ready ({ended:?}):\n{}", server.log())
+            };
             let mut words = line.split_whitespace();
             if words.next() == Some("ready") {
                 let (frontend, address) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());

@@ -156,7 +156,7 @@ fn lacks(tools: &[&'static str]) -> bool {
     lacks
 }
 
-/// A node with these volumes, and the URI of one on byway's own wire.
+/// A node with these volumes, and the URI of one on byway's own protocol.
 fn node(volumes: &str, prepare: impl FnOnce(&Rig), volume: &str) -> (Rig, String) {
     let rig = Rig::new("\"first=mem:1M\"", &["--listen", "unix://DIR/native"]);
     prepare(&rig);
@@ -540,7 +540,7 @@ fn what_cannot_be_attached_or_detached_is_said() {
         assert!(missing.contains("modprobe ublk_drv"), "{missing}");
         std::fs::remove_file("/run/byway-attach/test-no-ublk.log").unwrap();
     }
-    assert!(said(&["attach", "nbd://127.0.0.1/x"]).contains("byway attach uses byway's own wire"));
+    assert!(said(&["attach", "nbd://127.0.0.1/x"]).contains("byway attach uses byway's own protocol"));
     let missing = uri.replace("/m?", "/none?");
     let missing_name = format!("{name}-missing");
     let not_there = said(&["attach", &missing, "--as", &missing_name]);

@@ -18,8 +18,13 @@ fn is_empty(folder: &Path) -> bool {
     std::fs::read_dir(folder).unwrap().next().is_none()
 }
 
-const PATHS: [&str; 5] =
-    ["the file itself", "NBD, TCP", "NBD, unix socket", "byway's own wire, TCP", "byway's own wire, shared memory"];
+const PATHS: [&str; 5] = [
+    "the file itself",
+    "NBD, TCP",
+    "NBD, unix socket",
+    "byway's own protocol, TCP",
+    "byway's own protocol, shared memory",
+];
 
 /// Processes with `folder` in their arguments.
 fn processes_of(folder: &Path) -> Vec<u32> {

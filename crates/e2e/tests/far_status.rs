@@ -119,6 +119,8 @@ fn a_lender_tells_what_each_borrower_has_and_nothing_after_its_end() {
     let text = run_well(&binary(), &["ctl", "--control-socket", ctl.to_str().unwrap(), "status"]);
     assert!(text.contains(&format!("memory: {lent} of {} bytes lent, to 1 borrowers; ", 4 * SLAB)), "{text}");
     assert!(text.contains(&format!("memory: borrower at 127.0.0.1: {lent} bytes lent, ")), "{text}");
+    // A node that only lends has something to reload, too: nothing of it changes.
+    run_well(&binary(), &["ctl", "--control-socket", ctl.to_str().unwrap(), "reload"]);
     let of_borrower = |name: &str| metric(&server, &format!("byway_borrower_{name}{{borrower=\"at 127.0.0.1\"}}"));
     assert_eq!([metric(&server, all[0]), metric(&server, all[2])], [Some(lent), Some(1)]);
     assert!(metric(&server, all[1]).is_some_and(|bytes| bytes >= 20 << 20));

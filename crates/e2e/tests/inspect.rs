@@ -60,7 +60,7 @@ fn the_wrong_wire_is_named() {
     let (native, nbd) = (tcp("byway"), tcp("nbd"));
     let socket = format!("?socket={}/sock", folder.path().display());
     for (server, volume, speaks) in [
-        (format!("nbd://{native}/"), format!("nbd://{native}/half"), "speaks byway's own wire; write byway://"),
+        (format!("nbd://{native}/"), format!("nbd://{native}/half"), "speaks byway's own protocol; write byway://"),
         (format!("byway://{nbd}/"), format!("byway://{nbd}/half"), "speaks NBD; write nbd://"),
         (format!("byway+unix:///{socket}"), format!("byway+unix:///half{socket}"), "speaks NBD; write nbd+unix://"),
     ] {

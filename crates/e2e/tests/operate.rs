@@ -82,7 +82,7 @@ fn a_reload_that_cannot_be_done_changes_nothing() {
     refused("\"keep=mem:2M\", \"new=mem:1M\", \"new=mem:2M\"", "rename one");
     refused("\"keep=mem:2M\", \"new=mem:1M", "byway.toml");
     refused("\"keep=mem:2M\", \"new=mem:100T\"", "more than the memory of this machine");
-    refused("", "names no volume or share");
+    refused("", "names no volume, share or memory to lend");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nthreads = 7\nallow = [", "threads cannot change");
     refused("\"keep=mem:2M\", \"new=mem:1M\"]\nmmap_limit = \"1G\"\nallow = [", "mmap_limit cannot change");
     let disk = rig.file("disk", 1 << 20);
