@@ -139,7 +139,7 @@ pub struct ServeArguments {
     /// root). users=trust takes user and groups from each client's machine and maps root to nobody; users=trust-root keeps root.
     /// users=map:FILE takes the user from each client's machine, and FILE has lines CLIENTUID SERVERUID[:SERVERGID[,SERVERGID]...];
     /// users without a line are nobody. A reload reads FILE again. All four need a node that runs as root. writers=exclusive says that only clients change the directory's files: then mounts keep
-    /// attributes and names until another client changes them. Volumes and shares have one name space. CLIENT is as for --volume.
+    /// data, attributes and names until another client changes them. Volumes and shares have one name space. CLIENT is as for --volume.
     #[arg(long, value_name = "SPEC")]
     pub share: Vec<String>,
     /// Refused, with what to write.

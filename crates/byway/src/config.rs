@@ -64,7 +64,7 @@ pub struct Configuration {
     pub volumes: Vec<VolumeSpec>,
     /// The shares; their names differ, also from those of the volumes.
     pub shares: Vec<ShareSpec>,
-    /// Listeners of byway's own wire.
+    /// Listeners of byway's own protocol.
     pub listen: Vec<Listen>,
     /// Listeners of the NBD front end.
     pub nbd: Vec<Listen>,

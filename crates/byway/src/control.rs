@@ -76,7 +76,7 @@ pub enum ControlCommand {
     Metrics,
     /// Say what is served, to how many clients, and how the busiest of them fare
     ///
-    /// Rates are of about the last second, in bytes on the wire. Under byway's own wire, `stalled` says how often and how long
+    /// Rates are of about the last second, in bytes on the wire. Under byway's own protocol, `stalled` says how often and how long
     /// something of the peer's open sessions waited: a request for buffers of the node, a call for credit, or bytes at least
     /// 1 ms for the peer to take them. A peer that stalls much while it takes little is slow, or its network is.
     Status,
@@ -107,7 +107,7 @@ pub struct Status {
     pub not_ready: Option<String>,
     /// Seconds since it started.
     pub uptime_seconds: u64,
-    /// Its front ends: NBD, and byway's own wire.
+    /// Its front ends: NBD, and byway's own protocol.
     pub frontends: Vec<FrontendSnapshot>,
     /// Its volumes.
     pub volumes: Vec<VolumeSnapshot>,
@@ -120,7 +120,7 @@ pub struct Status {
     /// The busiest NBD clients.
     #[serde(default)]
     pub nbd_clients: Vec<NbdClientSnapshot>,
-    /// The busiest peers of byway's own wire.
+    /// The busiest peers of byway's own protocol.
     #[serde(default)]
     pub peers: Vec<PeerSnapshot>,
 }

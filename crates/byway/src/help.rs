@@ -56,7 +56,7 @@ Examples:
   byway umount /mnt/home
   mount -t byway byway://store1/home /mnt/home      with a link /sbin/mount.byway to this program; also by fstab
 
-Each client sees the writes of the others at once. A mount caches only attributes and names, and only if the share has
+Each client sees the writes of the others at once. A mount caches data, attributes and names only if the share has
 writers=exclusive. While the server cannot be reached, calls wait; after
 --wait seconds they fail with EIO.
 

@@ -151,7 +151,7 @@ pub const OPENER_REASON_BYTES_MAX: usize = 4 << 10;
 /// Bytes of a request on the control socket; a longer one ends its connection.
 pub const CONTROL_REQUEST_BYTES_MAX: u64 = 4 << 10;
 
-/// Peers of byway's own wire that a node tells of by name, in `/metrics` and `byway ctl status`: the busiest. The others
+/// Peers of byway's own protocol that a node tells of by name, in `/metrics` and `byway ctl status`: the busiest. The others
 /// are in the sums. Addresses come and go; what a scraper keeps is bounded by this and by how often they change.
 pub const PEERS_REPORTED_MAX: usize = 16;
 

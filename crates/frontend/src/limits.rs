@@ -83,7 +83,7 @@ pub const CLIENT_PIECE_BYTES: usize = 256 << 10;
 pub const CLIENT_HANDSHAKE_SECONDS_MAX: u64 = 10;
 
 /// How long a client waits for the first byte of a server before it asks on a second connection whether that speaks
-/// byway's own wire, in seconds. NBD servers greet as soon as they accept, so an honest one is seldom asked.
+/// byway's own protocol, in seconds. NBD servers greet as soon as they accept, so an honest one is seldom asked.
 pub const CLIENT_PROBE_SECONDS: u64 = 1;
 
 /// How long a server may owe an answer and say nothing, in seconds; then the client gives up. A flush may write much.

@@ -71,7 +71,7 @@ pub enum Part<'a> {
     Zeroes(usize),
 }
 
-/// Memory for heads that a cleared gather keeps, in bytes: the headers of 64 messages of byway's own wire. Each connection has two
+/// Memory for heads that a cleared gather keeps, in bytes: the headers of 64 messages of byway's own protocol. Each connection has two
 /// gathers, so thousands of idle ones keep little.
 const HEAD_BYTES_KEPT: usize = 8 << 10;
 /// Segments that a cleared gather keeps room for.

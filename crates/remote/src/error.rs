@@ -134,7 +134,7 @@ pub fn nbd_failed(
         }
         ClientError::SpeaksByway => {
             let scheme = other_scheme(&uri, "nbd", "byway");
-            RemoteError::OtherWire { uri, speaks: "byway's own wire", scheme }
+            RemoteError::OtherWire { uri, speaks: "byway's own protocol", scheme }
         }
         source => RemoteError::Nbd { uri, source },
     }

@@ -1,6 +1,6 @@
 //! Servers, volumes and shares as a command line names them: by URI, whichever wire leads there.
 //!
-//! - [`uri`] reads and writes every address: of listeners, of byway's own wire, of NBD.
+//! - [`uri`] reads and writes every address: of listeners, of byway's own protocol, of NBD.
 //! - [`Remote`] is a volume of a node or of an NBD server: `copy`, `bench`, `ls` and `info` use it alike.
 //! - [`tls`] has the flags for certificates, [`units`] sizes and times, [`output`] standard output of all commands.
 

@@ -488,7 +488,7 @@ pub fn nbd_description(told: &str) -> (bool, &str) {
     told.strip_prefix(VOLATILE).map_or((false, told), |rest| (true, rest.trim_start()))
 }
 
-/// What every volume can do over byway's own wire, in NBD's words.
+/// What every volume can do over byway's own protocol, in NBD's words.
 fn native_flags(read_only: bool) -> TransmissionFlags {
     let always = TransmissionFlags::SEND_FLUSH
         | TransmissionFlags::SEND_FUA

@@ -43,15 +43,15 @@ const IDLE_SECONDS: u64 = 2;
 pub enum Task {
     /// Volumes: byway, nbdkit, qemu-nbd and nbd-server, with fio as the client, beside stubs that only answer.
     Block(Options),
-    /// byway's own wire beside nbdkit and iperf3, and byway copy beside nbdcopy and qemu-img.
+    /// byway's own protocol beside nbdkit and iperf3, and byway copy beside nbdcopy and qemu-img.
     Native(ContestOptions),
-    /// Direct volumes over byway's own wire beside fio on the same file; `--file` on the disk to be measured.
+    /// Direct volumes over byway's own protocol beside fio on the same file; `--file` on the disk to be measured.
     Direct(DirectOptions),
     /// The fabric alone beside sockets used by hand, UCX, iperf3 and a plain copy.
     Wires(WiresOptions),
     /// Few and many clients of a server with few frames, beside a program in C.
     Clients(ClientsOptions),
-    /// Clients and loops: how the rate of byway's own wire grows with both, over tcp, unix sockets and shared memory.
+    /// Clients and loops: how the rate of byway's own protocol grows with both, over tcp, unix sockets and shared memory.
     Scale(ScaleOptions),
     /// Programs whose memory is far, beside plain runs and the kernel's swap; faults beside their parts. Needs root and the preload library.
     Far(DirectOptions),

@@ -162,7 +162,7 @@ fn run(session: &mut Session) -> Result<Measured, RunError> {
         series: dispatch.series(),
     };
     let setup = vec![
-        "One event loop, byway's own wire, TCP over loopback; the file is in the server's page cache.".to_owned(),
+        "One event loop, byway's own protocol, TCP over loopback; the file is in the server's page cache.".to_owned(),
         "Dispatcher: another thread of the program waits for a lock that is held, and so drives the client's loop for all.".to_owned(),
     ];
     Ok(Measured { setup, plots: vec![by_size, dispatch] })

@@ -49,7 +49,7 @@ pub(super) const PATHS: Experiment = Experiment {
              with a disk.",
             "A client elsewhere: it shares the node's CPUs, so that what it does to receive is taken from the node.",
             "Writes without a copy: a file's have none. A memory volume receives an NBD write straight into its pages; that is \
-             the bypass of writes, over NBD, where the other paths are byway's own wire.",
+             the bypass of writes, over NBD, where the other paths are byway's own protocol.",
         ],
     },
     run: run_paths,

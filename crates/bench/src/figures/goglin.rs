@@ -223,7 +223,7 @@ fn run_access(session: &mut Session) -> Result<Measured, RunError> {
         segments_cpu.plot(SEGMENTS_CPU, "CPU of a request, one at a time, by how the bytes are asked for", by_how()),
     ];
     let setup = vec![
-        "One event loop, byway's own wire, TCP over loopback.".to_owned(),
+        "One event loop, byway's own protocol, TCP over loopback.".to_owned(),
         cpu::HOW.to_owned(),
         "64 segments: a stripe of two files with a chunk of 4 KiB, whose pieces are gathered into one send.".to_owned(),
     ];

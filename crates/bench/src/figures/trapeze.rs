@@ -110,7 +110,7 @@ fn run_fetch(session: &mut Session) -> Result<Measured, RunError> {
     let outstanding = Axis { label: "outstanding", unit: "", scale: Scale::Powers };
     let stream = bandwidth_plot(STREAM, "Bandwidth of streams of 8 KiB payloads", outstanding, stream);
     let setup =
-        "One event loop on each side; byway's own wire, a session of which has two connections for payloads, the plain stream one; \
+        "One event loop on each side; byway's own protocol, a session of which has two connections for payloads, the plain stream one; \
          waiting is adaptive (a short spin, then sleep)."
             .to_owned();
     let cpu = cpu.plot(CPU, "CPU of one fetch", payload());
@@ -217,7 +217,7 @@ fn run_cut_through(session: &mut Session) -> Result<Measured, RunError> {
     let size = || Axis { label: "request", unit: "bytes", scale: Scale::Bytes };
     let idle = latency_plot(IDLE, "Latency of one read from disk, p50", size(), idle);
     let loaded = bandwidth_plot(LOADED, "Bandwidth of reads from disk, 8 outstanding", size(), loaded);
-    let setup = format!("O_DIRECT, byway's own wire, TCP over loopback; {rounds} rounds.");
+    let setup = format!("O_DIRECT, byway's own protocol, TCP over loopback; {rounds} rounds.");
     Ok(Measured { setup: vec![setup], plots: vec![idle, loaded] })
 }
 

@@ -118,7 +118,7 @@ pub enum AttachError {
     #[error("attaching a volume needs root, to create a block device; run it with sudo")]
     NotRoot,
     /// Another wire.
-    #[error("{0} is an NBD address; byway attach uses byway's own wire: write byway://, or use nbd-client")]
+    #[error("{0} is an NBD address; byway attach uses byway's own protocol: write byway://, or use nbd-client")]
     NotNative(String),
     /// The server or the volume.
     #[error(transparent)]

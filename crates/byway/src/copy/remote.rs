@@ -1,4 +1,4 @@
-//! A volume of another machine as one end of a copy, over byway's own wire or NBD.
+//! A volume of another machine as one end of a copy, over byway's own protocol or NBD.
 
 use std::rc::Rc;
 

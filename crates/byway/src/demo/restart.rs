@@ -37,7 +37,7 @@ impl Restart {
     /// For people.
     pub(super) fn sentence(&self) -> String {
         let killed =
-            "A second node was killed (SIGKILL) in the middle of a copy over byway's own wire, and started again:";
+            "A second node was killed (SIGKILL) in the middle of a copy over byway's own protocol, and started again:";
         match self.interrupted_seconds {
             Some(seconds) => format!(
                 "{killed}\nthe copy went on by itself after {:.0} ms, and its checksum is the same.",

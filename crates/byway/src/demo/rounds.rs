@@ -71,16 +71,16 @@ pub(super) fn measure(file: &Path, node: &Node, io: IoChoice) -> Result<Vec<Row>
     Ok(paths.iter().zip(&samples).filter_map(|((path, _), samples)| row(path, samples)).collect())
 }
 
-/// The paths to the bytes: the file itself, then NBD and byway's own wire in turn.
+/// The paths to the bytes: the file itself, then NBD and byway's own protocol in turn.
 fn paths(node: &Node) -> Result<Vec<(&'static str, Option<RemoteUri>)>, RemoteError> {
     let mut paths = Vec::new();
     for ready in node.ready() {
         let (place, path, uri) = match (ready.frontend, &ready.address) {
             ("nbd", Address::Tcp(at)) => (0, "NBD, TCP", format!("nbd://{at}/demo")),
-            ("byway", Address::Tcp(at)) => (1, "byway's own wire, TCP", format!("byway://{at}/demo")),
+            ("byway", Address::Tcp(at)) => (1, "byway's own protocol, TCP", format!("byway://{at}/demo")),
             ("nbd", Address::Unix(at)) => (2, "NBD, unix socket", format!("nbd+unix:///demo?socket={}", at.display())),
             ("byway", Address::Shared(at)) => {
-                (3, "byway's own wire, shared memory", format!("byway+shm:///demo?socket={}", at.display()))
+                (3, "byway's own protocol, shared memory", format!("byway+shm:///demo?socket={}", at.display()))
             }
             _ => continue,
         };

@@ -45,7 +45,7 @@ pub struct NodeOptions {
     pub volumes: Vec<Arc<Volume>>,
     /// The shares.
     pub shares: Vec<Arc<Share>>,
-    /// Where clients of byway's own wire come in.
+    /// Where clients of byway's own protocol come in.
     pub native: Vec<Endpoint>,
     /// Where NBD clients come in.
     pub nbd: Vec<Endpoint>,

@@ -210,7 +210,7 @@ impl Worker {
         true
     }
 
-    /// Whether no client of byway's own wire is left, and nothing that one has asked for.
+    /// Whether no client of byway's own protocol is left, and nothing that one has asked for.
     fn is_native_idle(&self) -> bool {
         self.host.is_idle() && self.volumes.is_idle() && self.shares.is_idle()
     }

@@ -44,9 +44,9 @@ pub struct Snapshot {
     pub shares: Vec<ShareSnapshot>,
     /// Memory that is lent; `None`: the node lends none.
     pub lending: Option<LendingSnapshot>,
-    /// What the transfers of byway's own wire waited for, all that there ever were.
+    /// What the transfers of byway's own protocol waited for, all that there ever were.
     pub delays: Delays,
-    /// The peers of byway's own wire that move the most, the busiest first; bounded by the node.
+    /// The peers of byway's own protocol that move the most, the busiest first; bounded by the node.
     pub peers: Vec<PeerSnapshot>,
     /// The NBD clients that move the most, the busiest first; bounded by the node.
     pub nbd_clients: Vec<NbdClientSnapshot>,

@@ -13,7 +13,7 @@ use byway_service::block::spec::{VolumeName, VolumeNameError};
 
 use super::percent;
 
-/// The port of byway's own wire.
+/// The port of byway's own protocol.
 pub const BYWAY_PORT: u16 = 4711;
 
 /// The port of NBD (IANA).

@@ -24,7 +24,7 @@ const PROBE_LIMIT: Duration = Duration::from_secs(3);
 /// A server, or a volume of one, and the wire to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RemoteUri {
-    /// byway's own wire.
+    /// byway's own protocol.
     Native(ResourceName),
     /// NBD.
     Nbd(NbdUri),

@@ -305,7 +305,7 @@ impl Lender {
 /// A number that no other lender has drawn.
 fn random() -> NonZeroU64 {
     let mut bytes = [0; 8];
-    SystemRandom::new().fill(&mut bytes).expect("the kernel gives random bytes");
+    SystemRandom::new().fill(&mut bytes).expect("the kernel has random numbers once it is up");
     NonZeroU64::MIN | u64::from_ne_bytes(bytes)
 }
 

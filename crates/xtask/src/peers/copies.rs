@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
 
-/// Where the node listens for NBD, besides its own wire.
+/// Where the node listens for NBD, besides its own protocol.
 pub const NBD_PORT: u16 = 10_830;
 
 /// Out of the node's volume `v`, which is `file`, into a file of the same folder, which is in memory.
@@ -39,7 +39,7 @@ pub fn copies(byway: &Path, file: &Path, folder: &Path, rounds: usize) -> Result
     let contest = Contest {
         case: "copy-1g",
         contestants: vec![
-            contestant("byway copy, own wire", byway, &["copy", "--no-resume"], &own),
+            contestant("byway copy, own protocol", byway, &["copy", "--no-resume"], &own),
             contestant("byway copy, NBD", byway, &["copy", "--no-resume"], &uri),
             contestant("nbdcopy", &nbdcopy, &[], &uri),
             contestant("qemu-img convert", &qemu_img, &["convert", "-f", "raw", "-O", "raw"], &uri),

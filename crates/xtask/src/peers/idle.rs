@@ -19,14 +19,14 @@ pub fn nbd(id: u32, port: u16, count: usize) -> Result<String> {
     watch(id, "NBD connections", count, || handshake(port), read_one)
 }
 
-/// The same with sessions of byway's own wire, each with three connections.
+/// The same with sessions of byway's own protocol, each with three connections.
 pub fn native(id: u32, port: u16, count: usize) -> Result<String> {
     let mut clients = 0u64;
     let open = || {
         clients += 1;
         Session::open(port, clients)
     };
-    watch(id, "sessions of byway's own wire", count, open, Session::ping)
+    watch(id, "sessions of byway's own protocol", count, open, Session::ping)
 }
 
 fn watch<T>(

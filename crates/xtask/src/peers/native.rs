@@ -1,4 +1,4 @@
-//! `peers native`: byway's own wire beside nbdkit and iperf3, and `peers direct`: byway's direct volumes beside fio on
+//! `peers native`: byway's own protocol beside nbdkit and iperf3, and `peers direct`: byway's direct volumes beside fio on
 //! the same file.
 
 use super::cases::CASES;

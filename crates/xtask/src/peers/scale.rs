@@ -1,4 +1,4 @@
-//! `peers scale`: how the rate of byway's own wire grows with clients and loops. Each client is a process of `byway bench volume`; all of a
+//! `peers scale`: how the rate of byway's own protocol grows with clients and loops. Each client is a process of `byway bench volume`; all of a
 //! run begin together. The nodes serve one file on tmpfs, mapped, so that no disk is measured. Beside that: one client on one loop
 //! at more depths, for shared memory against TCP; and durable writes by NBD to a file on a disk, which decision 30 is about.
 

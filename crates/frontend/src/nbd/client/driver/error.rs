@@ -18,8 +18,8 @@ pub enum ClientError {
     /// No session within the time.
     #[error("the server did not finish the handshake within {CLIENT_HANDSHAKE_SECONDS_MAX} s; check the address")]
     SlowHandshake,
-    /// The server waits for a client of byway's own wire to speak first.
-    #[error("the server speaks byway's own wire; write byway:// instead of nbd://")]
+    /// The server waits for a client of byway's own protocol to speak first.
+    #[error("the server speaks byway's own protocol; write byway:// instead of nbd://")]
     SpeaksByway,
     /// The server closed the connection in the handshake.
     #[error("the server closed the connection during the handshake; its log may say why")]

@@ -1,6 +1,6 @@
-//! Recognises byway's own wire behind an `nbd://` address.
+//! Recognises byway's own protocol behind an `nbd://` address.
 //!
-//! An NBD server speaks first. On byway's own wire the client does, so a client of the wrong wire and its server would
+//! An NBD server speaks first. On byway's own protocol the client does, so a client of the wrong wire and its server would
 //! wait for each other. A client that hears nothing for a while asks on a second connection, while it goes on waiting on
 //! the first one: a server that is only slow is not disturbed there.
 
@@ -31,7 +31,7 @@ impl Probe {
         self.is_done && !self.busy
     }
 
-    /// Takes a completion. True: the server speaks byway's own wire.
+    /// Takes a completion. True: the server speaks byway's own protocol.
     pub(super) fn handle(&mut self, reactor: &mut Reactor, outcome: Outcome) -> bool {
         self.busy = false;
         let next = match outcome {
