@@ -136,8 +136,9 @@ pub const RESUME_NAME_CHARS_MAX: usize = 160;
 /// Bytes of a resume file that a copy reads back; a longer one is taken for damaged and the copy starts over.
 pub const RESUME_BYTES_MAX: u64 = 1 << 30;
 
-/// How long an address that is in use is waited for; then it is an error.
-pub const LISTEN_WAIT: Duration = Duration::from_secs(3);
+/// How long an address that is in use is waited for; then it is an error. On a busy machine the kernel ended the I/O of killed nodes after
+/// more than 3 s (2 CPUs, load 10).
+pub const LISTEN_WAIT: Duration = Duration::from_secs(10);
 
 /// Slow operations that a node remembers; then the oldest goes.
 pub const SLOW_OPERATIONS_MAX: usize = 256;
