@@ -118,7 +118,7 @@ pub struct DirectOptions {
 #[derive(Args)]
 pub struct FileOptions {
     /// The file systems, in the order in which they take turns.
-    #[arg(long, value_delimiter = ',', default_value = "byway,gluster,sshfs,rclone,passthrough,local")]
+    #[arg(long, value_delimiter = ',', default_value = "byway,names,gluster,sshfs,rclone,passthrough,local")]
     systems: Vec<file::FileSystem>,
     /// Only the groups whose name contains this: read, write, random, small, tar, tree, many, idle, attached, without-mount.
     #[arg(long)]

@@ -16,6 +16,7 @@ use std::time::Duration;
 /// How long a server or a mount may take to begin.
 const START_LIMIT: Duration = Duration::from_secs(20);
 const BYWAY_PORT: u16 = 4713;
+const NAMES_PORT: u16 = 4717;
 const GLUSTER_PORT: u16 = 24_999;
 const RCLONE_PORT: u16 = 4714;
 /// Debian's path.
@@ -27,6 +28,8 @@ const SFTP_SERVER: &str = "/usr/lib/openssh/sftp-server";
 pub enum System {
     /// A share with `writers=exclusive`, over TCP.
     Byway,
+    /// The same, with `--entry-timeout 1`: GlusterFS keeps names for a second, too.
+    Names,
     /// One brick with locks and 4 io-threads; write-behind and read-ahead at the client; over TCP.
     Gluster,
     /// Without ssh: sftp-server on a pipe.
@@ -52,6 +55,7 @@ impl fmt::Display for System {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Byway => "byway",
+            Self::Names => "byway-names",
             Self::Gluster => "GlusterFS",
             Self::Sshfs => "sshfs",
             Self::Rclone => "rclone",
@@ -97,9 +101,7 @@ impl<'a> Server<'a> {
             System::Gluster => vec!["glusterfsd", "glusterfs"],
             System::Sshfs => vec!["sshfs", SFTP_SERVER],
             System::Rclone => vec!["rclone"],
-            System::Byway | System::Passthrough | System::Local | System::Nbdfuse | System::Volume | System::Direct => {
-                Vec::new()
-            }
+            _ => Vec::new(),
         };
         if let Some(missing) = needed.iter().find(|name| process::find_program(name).is_none()) {
             println!("SKIP {system}: there is no {missing}");
@@ -108,12 +110,13 @@ impl<'a> Server<'a> {
         let folder = places.data.join(system.to_string());
         let log = places.run.join(format!("{system}-server.log"));
         let process = match system {
-            System::Byway => {
+            System::Byway | System::Names => {
+                let port = byway_port(system);
                 let share = format!("data={},writers=exclusive,users=trust-root", folder.display());
-                let listen = format!("tcp://127.0.0.1:{BYWAY_PORT}");
+                let listen = format!("tcp://127.0.0.1:{port}");
                 let mut command = Command::new(&places.byway);
                 command.args(["serve", "--share", &share, "--listen", &listen]);
-                Some((command, BYWAY_PORT))
+                Some((command, port))
             }
             System::Gluster => {
                 let volume = places.run.join("server.vol");
@@ -128,9 +131,7 @@ impl<'a> Server<'a> {
                 command.args(["serve", "webdav", "--addr", &format!("127.0.0.1:{RCLONE_PORT}")]).arg(&folder);
                 Some((command, RCLONE_PORT))
             }
-            System::Sshfs | System::Passthrough | System::Local | System::Nbdfuse | System::Volume | System::Direct => {
-                None
-            }
+            _ => None,
         };
         let process = process.map(|(mut command, port)| -> Result<Background> {
             let mut started = Background::start(&mut command, &log)?;
@@ -182,9 +183,12 @@ impl<'a> Server<'a> {
         let mut command;
         match self.system {
             System::Local | System::Nbdfuse | System::Volume | System::Direct => return Ok(None),
-            System::Byway => {
+            System::Byway | System::Names => {
                 command = Command::new(&places.byway);
-                command.args(["mount", &format!("byway://127.0.0.1:{BYWAY_PORT}/data")]).arg(at);
+                command.args(["mount", &format!("byway://127.0.0.1:{}/data", byway_port(self.system))]).arg(at);
+                if self.system == System::Names {
+                    command.args(["--entry-timeout", "1"]);
+                }
             }
             System::Gluster => {
                 let volume = places.run.join("client.vol");
@@ -240,6 +244,10 @@ impl Drop for Mount<'_> {
             let _ = process::wait_for("the end of a mount", Duration::from_secs(5), ended);
         }
     }
+}
+
+fn byway_port(system: System) -> u16 {
+    if system == System::Names { NAMES_PORT } else { BYWAY_PORT }
 }
 
 fn rclone(places: &Places) -> Command {
