@@ -23,6 +23,9 @@ pub const MOUNT_THREADS: usize = 16;
 /// Threads of a mount that have the kernel drop stale pages before it is told a file's attributes. They wait for reads under way.
 pub const MOUNT_DROP_THREADS: usize = 2;
 
+/// The longest time for which the kernel of a mount may be told to use names without asking.
+pub const MOUNT_ENTRY_TIMEOUT_MAX: Duration = Duration::from_mins(1);
+
 /// How long the answer with a file's size waits for a lease, while the file is read through the kernel's cache: for as long as other
 /// mounts change it. Later the kernel gets a size that may change before it has read by it.
 pub const MOUNT_SURE_SIZE_TIME_MAX: Duration = Duration::from_secs(1);

@@ -144,3 +144,52 @@ fn with_default_permissions_the_kernel_checks_rights_too() {
         mount.unmount();
     }
 }
+
+#[test]
+fn a_kernel_that_may_use_names_without_asking_sees_its_own_changes_at_once() {
+    if lacks_mounts() {
+        return;
+    }
+    let rig = MountRig::new(",users=squash:0,writers=exclusive");
+    let _server = rig.serve();
+    std::fs::create_dir(rig.below().join("folder")).unwrap();
+    for name in ["first", "second", "third"] {
+        std::fs::write(rig.below().join("folder").join(name), name).unwrap();
+    }
+    let keeps = rig.mount("keeps", &rig.unix(), &["--entry-timeout", "60"]);
+    let asks = rig.mount("asks", &rig.unix(), &[]);
+    let names = |at: &Path| {
+        let names = ["first", "second", "third"].map(|name| at.join("folder").join(name).symlink_metadata().is_ok());
+        (names, at.join("folder/new").exists())
+    };
+    assert_eq!([names(&keeps.path("")), names(&asks.path(""))], [([true; 3], false); 2]);
+    // By another machine: the name is used until its time is over.
+    std::fs::remove_file(asks.path("folder/first")).unwrap();
+    assert_eq!(names(&keeps.path("")), ([true; 3], false));
+    assert_eq!(names(&asks.path("")), ([false, true, true], false));
+    // By itself. What is absent is asked for each time.
+    std::fs::remove_file(keeps.path("folder/second")).unwrap();
+    std::fs::rename(keeps.path("folder/third"), keeps.path("folder/new")).unwrap();
+    assert_eq!(names(&keeps.path("")), ([true, false, false], true));
+    std::fs::write(asks.path("folder/second"), "again").unwrap();
+    assert_eq!(std::fs::read(keeps.path("folder/second")).unwrap(), b"again");
+    // A new file of that name is made, and none that is gone is written to.
+    let again = std::fs::File::options().write(true).create_new(true).open(keeps.path("folder/first")).unwrap();
+    std::fs::write(keeps.path("folder/first"), "new").unwrap();
+    drop(again);
+    assert_eq!(std::fs::read(rig.below().join("folder/first")).unwrap(), b"new");
+
+    let at = rig.path("refused");
+    std::fs::create_dir(&at).unwrap();
+    let try_mount = |options: &[&str]| {
+        let refused = run(&binary(), &[&["mount", &rig.unix(), at.to_str().unwrap()], options].concat());
+        assert!(!refused.status.success());
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    let said = try_mount(&["--entry-timeout", "1", "-o", "allow_other"]);
+    assert!(said.contains("give default_permissions, too"), "{said}");
+    for time in ["61", "-1", "soon"] {
+        let said = try_mount(&[&format!("--entry-timeout={time}")]);
+        assert!(said.contains("a number of seconds from 0 to 60"), "{said}");
+    }
+}

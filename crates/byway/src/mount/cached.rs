@@ -63,8 +63,8 @@ enum Due {
 #[derive(Debug)]
 pub(super) struct SizeAnswer {
     pub(super) found: Found,
-    /// It names the file: an answer to LOOKUP, else to GETATTR.
-    pub(super) is_entry: bool,
+    /// An answer to LOOKUP, which names the file for so long; else to GETATTR.
+    pub(super) names_for: Option<Duration>,
     pub(super) reply: Reply,
     /// Until when it waits for a lease.
     pub(super) until: Instant,
@@ -118,8 +118,8 @@ impl StalePages {
     }
 
     /// Gives the kernel a file's attributes: those of a node, or with its name.
-    pub(super) fn attributes(&self, client: &Client, found: Found, is_entry: bool, reply: Reply) {
-        let answer = SizeAnswer { found, is_entry, reply, until: Instant::now() + MOUNT_SURE_SIZE_TIME_MAX };
+    pub(super) fn attributes(&self, client: &Client, found: Found, names_for: Option<Duration>, reply: Reply) {
+        let answer = SizeAnswer { found, names_for, reply, until: Instant::now() + MOUNT_SURE_SIZE_TIME_MAX };
         if !client.has_stale_pages(answer.found.node) && !answer.wants_lease(client) {
             return answer.give(client);
         }
@@ -161,8 +161,8 @@ impl SizeAnswer {
 
     fn give(self, client: &Client) {
         let _giving = client.giving(Some(self.found.node));
-        if self.is_entry {
-            return self.reply.entry(&leased_entry(client, &self.found));
+        if let Some(time) = self.names_for {
+            return self.reply.entry(&leased_entry(client, &self.found, time));
         }
         let (attributes, valid) = client.believed(&self.found);
         self.reply.attributes(attr(&attributes), valid);
@@ -189,10 +189,10 @@ impl SizeAnswer {
     }
 }
 
-/// An entry whose attributes the kernel may use for a while.
-pub(super) fn leased_entry(client: &Client, found: &Found) -> Entry {
+/// An entry whose attributes the kernel may use for a while, and its name for so long.
+pub(super) fn leased_entry(client: &Client, found: &Found, entry_valid: Duration) -> Entry {
     let (attributes, attr_valid) = client.believed(found);
-    Entry { node: found.node, attr: attr(&attributes), attr_valid, ..Entry::default() }
+    Entry { node: found.node, attr: attr(&attributes), attr_valid, entry_valid, ..Entry::default() }
 }
 
 impl Written {

@@ -62,21 +62,24 @@ pub(super) struct Mounted {
     pub(super) mapped: Arc<MappedFiles>,
     pub(super) counters: Arc<Counters>,
     pub(super) end: End,
-}
-
-/// An entry that the kernel asks for again each time.
-fn entry(found: &Found) -> Entry {
-    Entry { node: found.node, attr: attr(&found.attributes), ..Entry::default() }
+    /// How long the kernel uses a name without asking.
+    entry_timeout: Duration,
 }
 
 impl Mounted {
     /// # Errors
     /// No threads.
-    pub(super) fn new(client: Arc<Client>) -> std::io::Result<Self> {
+    pub(super) fn new(client: Arc<Client>, entry_timeout: Duration) -> std::io::Result<Self> {
         let stale = StalePages::start(&client)?;
         let (locks, mapped) = (Arc::default(), Arc::default());
         let (counters, end) = (Arc::default(), End::default());
-        Ok(Self { client, locks, stale, mapped, counters, end })
+        Ok(Self { client, locks, stale, mapped, counters, end, entry_timeout })
+    }
+
+    /// An entry whose attributes the kernel asks for.
+    fn entry(&self, found: &Found) -> Entry {
+        let (attr, entry_valid) = (attr(&found.attributes), self.entry_timeout);
+        Entry { node: found.node, attr, entry_valid, ..Entry::default() }
     }
 
     /// The threads that drop stale pages.
@@ -111,12 +114,14 @@ impl Mounted {
             }
             Operation::Lookup { name } => {
                 let found = self.client.look_up(me, parsed.node, name);
-                give(reply, found, |reply, found| self.stale.attributes(&self.client, found, true, reply))
+                give(reply, found, |reply, found| {
+                    self.stale.attributes(&self.client, found, Some(self.entry_timeout), reply);
+                })
             }
             Operation::GetAttr { handle } => {
                 let attributes = self.client.attributes(me, parsed.node, handle);
                 give(reply, attributes, |reply, attributes| {
-                    self.stale.attributes(&self.client, Found { node: parsed.node, attributes }, false, reply);
+                    self.stale.attributes(&self.client, Found { node: parsed.node, attributes }, None, reply);
                 })
             }
             Operation::SetAttr(set) => {
@@ -240,7 +245,7 @@ impl Mounted {
             }
             _ => Err(Errno::NOSYS),
         };
-        give(reply, made, |reply, found| reply.entry(&entry(&found)))
+        give(reply, made, |reply, found| reply.entry(&self.entry(&found)))
     }
 
     fn open_or_close(&self, me: client::Caller<'_>, parsed: &Parsed<'_>, reply: Reply) -> Result<(), (Errno, Reply)> {
@@ -282,7 +287,7 @@ impl Mounted {
         give(reply, created, |reply, (found, handle)| {
             client.created_for_kernel(found.node, handle);
             self.mapped.opened(found.node, handle, flags);
-            reply.created(&entry(&found), handle, OPENED);
+            reply.created(&self.entry(&found), handle, OPENED);
         })
     }
 
@@ -344,7 +349,8 @@ impl Mounted {
         let listed = self.client.read_directory(me, handle, offset, size as usize * 2 / 3, plus)?;
         let (mut room, giving) = (true, self.client.giving(None));
         for one in &listed {
-            let found = |node| leased_entry(&self.client, &Found { node, attributes: one.attributes });
+            let (valid, attributes) = (self.entry_timeout, one.attributes);
+            let found = |node| leased_entry(&self.client, &Found { node, attributes }, valid);
             // Without attributes a name tells no size that may change at once.
             let told_node = one.node.filter(|node| !self.client.wants_sure_size(*node));
             let found = told_node.map(found);

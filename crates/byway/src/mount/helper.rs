@@ -51,7 +51,8 @@ const IGNORED: [&str; 22] = [
 const PASSED: [&str; 8] = ["ro", "rw", "exec", "noexec", "nosuid", "nodev", "allow_other", "default_permissions"];
 
 /// Options that stand for other flags of `byway mount`.
-const FLAGS: [(&str, &str); 5] = [
+const FLAGS: [(&str, &str); 6] = [
+    ("entry_timeout", "--entry-timeout"),
     ("tls_ca", "--tls-ca"),
     ("tls_certificate", "--tls-certificate"),
     ("tls_key", "--tls-key"),
@@ -70,8 +71,8 @@ pub enum HelperError {
     UmountUsage,
     /// An option that has no meaning here.
     #[error(
-        "unknown mount option `{0}`; byway has ro, noexec, allow_other, default_permissions, wait=SECONDS, tls_ca=FILE, tls_certificate=FILE, \
-         tls_key=FILE and tls_hostname=NAME"
+        "unknown mount option `{0}`; byway has ro, noexec, allow_other, default_permissions, wait=SECONDS, entry_timeout=SECONDS, tls_ca=FILE, \
+         tls_certificate=FILE, tls_key=FILE and tls_hostname=NAME"
     )]
     Option(String),
     /// `suid`, `dev`.
@@ -237,8 +238,11 @@ mod tests {
     #[test]
     fn what_mount_passes_becomes_a_mount_in_the_background() {
         assert_eq!(
-            translated("byway://h/s /mnt -o rw,_netdev,nofail,x-systemd.automount,allow_other,wait=5 -v").unwrap(),
-            Some("mount --background --wait=5 -o rw,allow_other -- byway://h/s /mnt".to_owned())
+            translated(
+                "byway://h/s /mnt -o rw,_netdev,nofail,x-systemd.automount,allow_other,wait=5,entry_timeout=1 -v"
+            )
+            .unwrap(),
+            Some("mount --background --wait=5 --entry-timeout=1 -o rw,allow_other -- byway://h/s /mnt".to_owned())
         );
         assert_eq!(
             translated("byways://h/s /mnt -n -t byway -o tls_ca=/etc/ca.pem").unwrap(),

@@ -39,7 +39,7 @@ pub use self::status::MountStatus;
 pub(crate) use self::status::print as print_status;
 use self::takeover::{Predecessor, TakeoverError};
 pub use self::umount::{UmountArguments, umount};
-use crate::limits::{MOUNT_READ_AHEAD_BYTES, MOUNT_THREADS};
+use crate::limits::{MOUNT_ENTRY_TIMEOUT_MAX, MOUNT_READ_AHEAD_BYTES, MOUNT_THREADS};
 use crate::remote::RemoteUri;
 use crate::share_uri::{ShareUriError, client_options, share_of};
 use crate::tls::ClientTlsArguments;
@@ -84,6 +84,16 @@ pub struct MountArguments {
     /// Time that calls wait for an unreachable server before they fail, in seconds
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     pub wait: u64,
+    /// Time for which the kernel uses a name that it has looked up without asking again, in seconds, at most 60, also 0.1. A name that
+    /// another machine removes or changes may be used for so long; this machine's own changes are seen at once. With -o allow_other
+    /// it needs default_permissions, too
+    #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_entry_timeout)]
+    pub entry_timeout: Duration,
+}
+
+fn parse_entry_timeout(text: &str) -> Result<Duration, String> {
+    let parsed = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+    parsed.filter(|time| *time <= MOUNT_ENTRY_TIMEOUT_MAX).ok_or_else(|| "a number of seconds from 0 to 60".to_owned())
 }
 
 /// What `-o` takes.
@@ -143,6 +153,12 @@ pub enum CommandError {
     /// Signals.
     #[error("cannot wait for signals: {0}")]
     Signals(std::io::Error),
+    /// Names would be used without a look at the user's rights.
+    #[error(
+        "--entry-timeout lets each user reach files by names that another user has looked up: with -o allow_other give \
+         default_permissions, too, so that the kernel checks rights itself"
+    )]
+    EntryTimeout,
     /// Another process has the mount.
     #[error(transparent)]
     Takeover(#[from] TakeoverError),
@@ -192,10 +208,19 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     }
     share_of(uri)?;
     arguments.tls.check(uri.wants_tls()).map_err(ShareUriError::from)?;
+    let for_all_users = if arguments.takeover {
+        registry::path_of(directory).is_ok_and(|path| is_for_all_users(&path))
+    } else {
+        let is = |option| arguments.options.contains(&option);
+        is(MountOption::AllowOther) && !is(MountOption::DefaultPermissions)
+    };
+    if for_all_users && !arguments.entry_timeout.is_zero() {
+        return Err(CommandError::EntryTimeout);
+    }
     let lost_after = Duration::from_secs(arguments.wait);
     let options = ClientOptions { lost_after, renews_locks: true, ..client_options(uri, &arguments.tls)? };
     let Serving { driver, mounted, listening } = if arguments.takeover {
-        take_over(uri, directory, options)?
+        take_over(arguments, uri, directory, options)?
     } else {
         begin(arguments, uri, directory, options)?
     };
@@ -249,7 +274,7 @@ fn begin(
     keep_locks(&client)?;
     let path = registry::path_of(directory).unwrap_or_else(|_| directory.to_owned());
     let channel = mount(&options, directory)?;
-    let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;
+    let mounted = Mounted::new(Arc::clone(&client), arguments.entry_timeout).map_err(CommandError::Thread)?;
     let started = Driver::start(channel, Arc::new(mounted.clone()), wishes(), MOUNT_THREADS);
     let driver = started.inspect_err(|_| {
         let _ = unmount(directory, true);
@@ -268,8 +293,25 @@ fn begin(
     Ok(Serving { driver, mounted, listening })
 }
 
+/// Whether users other than its maker use a mount, and the server alone knows their rights.
+fn is_for_all_users(path: &Path) -> bool {
+    let Ok(table) = std::fs::read_to_string("/proc/self/mounts") else { return true };
+    // As the kernel writes it there.
+    let escaped = [("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")];
+    let path = escaped.iter().fold(path.to_string_lossy().into_owned(), |path, (byte, code)| path.replace(byte, code));
+    let there = |line: &&str| line.split(' ').nth(1) == Some(&path);
+    let options = table.lines().rfind(there).and_then(|line| line.split(' ').nth(3)).unwrap_or_default();
+    let is = |option| options.split(',').any(|one| one == option);
+    is("allow_other") && !is("default_permissions")
+}
+
 /// Goes on with the mount of another process.
-fn take_over(uri: &RemoteUri, directory: &Path, options: ClientOptions) -> Result<Serving, CommandError> {
+fn take_over(
+    arguments: &MountArguments,
+    uri: &RemoteUri,
+    directory: &Path,
+    options: ClientOptions,
+) -> Result<Serving, CommandError> {
     let mut before = Predecessor::ask(directory, &uri.to_string())?;
     let path = registry::path_of(directory).unwrap_or_else(|_| directory.to_owned());
     // A process that works in its own mount would keep it from being unmounted.
@@ -277,7 +319,7 @@ fn take_over(uri: &RemoteUri, directory: &Path, options: ClientOptions) -> Resul
         let _ = std::env::set_current_dir("/");
     }
     let client = Arc::new(before.client(options)?);
-    let begun = go_on_with(&mut before, &client);
+    let begun = go_on_with(&mut before, &client, arguments.entry_timeout);
     let history = before.history();
     let (driver, mounted) = match begun.and_then(|begun| before.end().map(|()| begun).map_err(CommandError::from)) {
         Ok(begun) => begun,
@@ -297,8 +339,12 @@ fn take_over(uri: &RemoteUri, directory: &Path, options: ClientOptions) -> Resul
 }
 
 /// Makes all that serves the mount, without answering any request.
-fn go_on_with(before: &mut Predecessor, client: &Arc<Client>) -> Result<(Driver, Mounted), CommandError> {
-    let mounted = Mounted::new(Arc::clone(client)).map_err(CommandError::Thread)?;
+fn go_on_with(
+    before: &mut Predecessor,
+    client: &Arc<Client>,
+    entry_timeout: Duration,
+) -> Result<(Driver, Mounted), CommandError> {
+    let mounted = Mounted::new(Arc::clone(client), entry_timeout).map_err(CommandError::Thread)?;
     let driver = Driver::take_over(before.driven(&mounted), Arc::new(mounted.clone()), wishes())?;
     keep_caches(&driver, &mounted)?;
     keep_locks(client)?;

@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use byway_frontend::fuse::Driver;
 use byway_frontend::fuse::mount::{MountOptions, mount_detached};
@@ -31,7 +32,7 @@ impl DetachedMount {
         let failed = |source| ShareUriError::Client { uri: share.to_owned(), source };
         let client = Arc::new(Client::connect(ClientOptions::new(address, share)).map_err(failed)?);
         let (channel, root) = mount_detached(&MountOptions { source: share.to_owned(), ..MountOptions::default() })?;
-        let mounted = Mounted::new(Arc::clone(&client)).map_err(CommandError::Thread)?;
+        let mounted = Mounted::new(Arc::clone(&client), Duration::ZERO).map_err(CommandError::Thread)?;
         let driver = Driver::start(channel, Arc::new(mounted.clone()), wishes(), MOUNT_THREADS)?;
         if driver.wait_until_ready(BEGIN_LIMIT).is_none() {
             return Err(CommandError::NotBegun);
