@@ -46,7 +46,7 @@ fn the_demo_needs_nothing_shows_every_wire_and_cleans_up() {
         for path in PATHS {
             let row = said.lines().find(|line| line.starts_with(path)).unwrap_or_else(|| panic!("{path} in {said}"));
             let figures: Vec<f64> =
-                row[32..].split_whitespace().map(|figure| figure.parse().expect("a figure")).collect();
+                row[36..].split_whitespace().map(|figure| figure.parse().expect("a figure")).collect();
             assert!(figures.len() == 3 && figures.iter().all(|figure| *figure > 0.0), "{row}");
         }
         for words in ["24.0 MiB each time", "the checksums are the same", "interleaved rounds", "bench volume"] {

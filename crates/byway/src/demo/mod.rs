@@ -275,11 +275,11 @@ fn open_remote(reactor: &mut Reactor, uri: &RemoteUri) -> Result<RemoteEndpoint,
 
 /// The table.
 fn show(out: &mut impl Write, rows: &[Row]) -> std::io::Result<()> {
-    writeln!(out, "{:<32} {:>10} {:>12} {:>14}", "path", "MB/s", "CPU s/GB", "copies/byte")?;
+    writeln!(out, "{:<36} {:>10} {:>12} {:>14}", "path", "MB/s", "CPU s/GB", "copies/byte")?;
     for Row { path, megabytes_per_second, cpu_seconds_per_gigabyte, copied_bytes_per_byte, .. } in rows {
         writeln!(
             out,
-            "{path:<32} {megabytes_per_second:>10.0} {cpu_seconds_per_gigabyte:>12.3} {copied_bytes_per_byte:>14.2}"
+            "{path:<36} {megabytes_per_second:>10.0} {cpu_seconds_per_gigabyte:>12.3} {copied_bytes_per_byte:>14.2}"
         )?;
     }
     let Some(Row { bytes, rounds, crc32c, .. }) = rows.first() else { return Ok(()) };
