@@ -150,8 +150,8 @@ pub const FILE_LOCKS_MAX: usize = 4096;
 pub const FILE_SLOTS: u8 = 64;
 
 /// Bytes of payloads of these answers, for one client; a call whose answer is longer fails with `EIO` if it comes again. Mounts list directories
-/// in pieces of 16 KiB by sixteen threads.
-pub const FILE_REPLY_BYTES_MAX: usize = 256 << 10;
+/// in pieces of 16 KiB by sixteen threads; beside these, each slot has room for the attributes that a change has left.
+pub const FILE_REPLY_BYTES_MAX: usize = (256 << 10) + FILE_SLOTS as usize * 256;
 
 /// How long a server of files keeps what a client holds after its session has ended; and how long a new server process gives locks only to
 /// clients that had them before. The same for all servers and clients: clients reckon with it.

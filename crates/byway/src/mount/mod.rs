@@ -85,7 +85,7 @@ pub struct MountArguments {
     #[arg(long, value_name = "SECONDS", default_value = "60")]
     pub wait: u64,
     /// Time for which the kernel uses a name that it has looked up without asking again, in seconds, at most 60, also 0.1. A name that
-    /// another machine removes or changes may be used for so long; this machine's own changes are seen at once. With -o allow_other
+    /// another machine removes or changes may be used for so long; changes through this mount are seen at once. With -o allow_other
     /// it needs default_permissions, too
     #[arg(long, value_name = "SECONDS", default_value = "0", value_parser = parse_entry_timeout)]
     pub entry_timeout: Duration,
@@ -209,7 +209,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     share_of(uri)?;
     arguments.tls.check(uri.wants_tls()).map_err(ShareUriError::from)?;
     let for_all_users = if arguments.takeover {
-        registry::path_of(directory).is_ok_and(|path| is_for_all_users(&path))
+        registry::path_of(directory).map_or(true, |path| is_for_all_users(&path))
     } else {
         let is = |option| arguments.options.contains(&option);
         is(MountOption::AllowOther) && !is(MountOption::DefaultPermissions)
@@ -300,7 +300,8 @@ fn is_for_all_users(path: &Path) -> bool {
     let escaped = [("\\", "\\134"), (" ", "\\040"), ("\t", "\\011"), ("\n", "\\012")];
     let path = escaped.iter().fold(path.to_string_lossy().into_owned(), |path, (byte, code)| path.replace(byte, code));
     let there = |line: &&str| line.split(' ').nth(1) == Some(&path);
-    let options = table.lines().rfind(there).and_then(|line| line.split(' ').nth(3)).unwrap_or_default();
+    // One that is not found may be for all.
+    let Some(options) = table.lines().rfind(there).and_then(|line| line.split(' ').nth(3)) else { return true };
     let is = |option| options.split(',').any(|one| one == option);
     is("allow_other") && !is("default_permissions")
 }
