@@ -167,7 +167,7 @@ fn a_kernel_that_may_use_names_without_asking_sees_its_own_changes_at_once() {
     std::fs::remove_file(asks.path("folder/first")).unwrap();
     assert_eq!(names(&keeps.path("")), ([true; 3], false));
     assert_eq!(names(&asks.path("")), ([false, true, true], false));
-    // By itself. What is absent is asked for each time.
+    // The mount's own changes are seen at once; the kernel asks for absent names each time.
     std::fs::remove_file(keeps.path("folder/second")).unwrap();
     std::fs::rename(keeps.path("folder/third"), keeps.path("folder/new")).unwrap();
     assert_eq!(names(&keeps.path("")), ([true, false, false], true));

@@ -308,7 +308,7 @@ fn a_client_that_makes_a_file_goes_on_with_what_the_answer_says() {
     let answers = server.answered() - before;
     assert!((59..=62).contains(&answers), "{answers} answers: to 20 makings and writes, 19 closes, and renewals");
 
-    // Without truncation, what is there is opened as it is.
+    // Create without O_TRUNC opens an existing file and leaves its contents and attributes.
     let other = two.find(b"file7").unwrap();
     let there = one.0.create(ME, NamedIn::new(ROOT, b"file7"), 1, 0o644).unwrap();
     assert_eq!((one.size(there.0.node), one.0.get_xattr(ME, there.0.node, CAPABILITY)), (5, Err(Errno::NODATA)));
@@ -320,7 +320,7 @@ fn a_client_that_makes_a_file_goes_on_with_what_the_answer_says() {
     one.0.close_handle(there.1);
     one.0.close_handle(again.1);
 
-    // What is there already may have extended attributes, and is not empty until it is truncated.
+    // Create with O_TRUNC of an existing file empties it; the file keeps its extended attributes.
     let same = two.find(b"file").unwrap();
     two.0.set_xattr(ME, same, b"system.posix_acl_access", &access_list(), 0).unwrap();
     let (there, again) = one.0.create(ME, NamedIn::new(ROOT, b"file"), NEW, 0o644).unwrap();

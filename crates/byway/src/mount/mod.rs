@@ -91,6 +91,12 @@ pub struct MountArguments {
     pub entry_timeout: Duration,
 }
 
+impl MountArguments {
+    fn has(&self, option: MountOption) -> bool {
+        self.options.contains(&option)
+    }
+}
+
 fn parse_entry_timeout(text: &str) -> Result<Duration, String> {
     let parsed = text.parse().ok().and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     parsed.filter(|time| *time <= MOUNT_ENTRY_TIMEOUT_MAX).ok_or_else(|| "a number of seconds from 0 to 60".to_owned())
@@ -208,15 +214,7 @@ pub fn run(arguments: &MountArguments) -> Result<(), CommandError> {
     }
     share_of(uri)?;
     arguments.tls.check(uri.wants_tls()).map_err(ShareUriError::from)?;
-    let for_all_users = if arguments.takeover {
-        registry::path_of(directory).map_or(true, |path| is_for_all_users(&path))
-    } else {
-        let is = |option| arguments.options.contains(&option);
-        is(MountOption::AllowOther) && !is(MountOption::DefaultPermissions)
-    };
-    if for_all_users && !arguments.entry_timeout.is_zero() {
-        return Err(CommandError::EntryTimeout);
-    }
+    check_entry_timeout(arguments, directory)?;
     let lost_after = Duration::from_secs(arguments.wait);
     let options = ClientOptions { lost_after, renews_locks: true, ..client_options(uri, &arguments.tls)? };
     let Serving { driver, mounted, listening } = if arguments.takeover {
@@ -258,7 +256,6 @@ fn begin(
     options: ClientOptions,
 ) -> Result<Serving, CommandError> {
     let client = Arc::new(Client::connect(options).map_err(|source| ShareUriError::client(uri, source))?);
-    let is = |option| arguments.options.contains(&option);
     let is_last = |option: MountOption, opposite: MountOption| {
         let mut options = arguments.options.iter().rev();
         options.find(|one| [option, opposite].contains(one)) == Some(&option)
@@ -266,8 +263,8 @@ fn begin(
     let options = MountOptions {
         source: uri.to_string(),
         read_only: is_last(MountOption::Ro, MountOption::Rw) || client.is_read_only() == Some(true),
-        allow_other: is(MountOption::AllowOther),
-        default_permissions: is(MountOption::DefaultPermissions),
+        allow_other: arguments.has(MountOption::AllowOther),
+        default_permissions: arguments.has(MountOption::DefaultPermissions),
         no_execution: is_last(MountOption::Noexec, MountOption::Exec),
         ..MountOptions::default()
     };
@@ -291,6 +288,19 @@ fn begin(
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
     let listening = listen(&driver, mounted.clone(), (path, uri.to_string()), (since, 0));
     Ok(Serving { driver, mounted, listening })
+}
+
+/// Refuses to let the kernel keep names that users with other rights could use.
+fn check_entry_timeout(arguments: &MountArguments, directory: &Path) -> Result<(), CommandError> {
+    if arguments.entry_timeout.is_zero() {
+        return Ok(());
+    }
+    let for_all_users = if arguments.takeover {
+        registry::path_of(directory).map_or(true, |path| is_for_all_users(&path))
+    } else {
+        arguments.has(MountOption::AllowOther) && !arguments.has(MountOption::DefaultPermissions)
+    };
+    if for_all_users { Err(CommandError::EntryTimeout) } else { Ok(()) }
 }
 
 /// Whether users other than its maker use a mount, and the server alone knows their rights.

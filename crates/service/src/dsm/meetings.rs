@@ -99,7 +99,7 @@ pub(super) struct Segments {
     pages: u64,
     placed: HashMap<Vec<u8>, (Page, u64)>,
     used: u64,
-    /// Names, pages, and who waits.
+    /// Each segment that a thread waits for: its name, its length in pages, and the thread's call.
     waiting: Vec<(Vec<u8>, u64, Ticket)>,
 }
 
